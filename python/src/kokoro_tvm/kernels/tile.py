@@ -1,0 +1,45 @@
+"""The register tile: what a kernel has to know of the CPU it is built for.
+
+What it is: vector width and block sizes, chosen by the target preset. What it is not: a TVM target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of the matrix micro-kernel.
+
+    Attributes:
+        lanes: float32 values of one vector register.
+        vectors: Vector registers side by side in one tile; a tile is ``lanes * vectors`` output channels wide.
+        rows: Time rows of one tile. ``rows * vectors`` accumulators, ``vectors`` weights and one broadcast input have to fit
+            into the register file.
+        block: Time rows that one parallel task owns, a multiple of ``rows``. The task's input, with its prologue applied, is
+            packed once and should stay in the level-2 cache.
+    """
+
+    lanes: int
+    vectors: int
+    rows: int
+    block: int
+
+    def __post_init__(self) -> None:
+        if self.block % self.rows:
+            raise ValueError(f"block {self.block} is not a multiple of rows {self.rows}")
+        if self.rows * self.width * 4 > 1024:
+            # TVM moves larger local buffers from the stack to the workspace allocator: every accumulate goes through memory.
+            raise ValueError(f"accumulators of {self.rows} x {self.width} float32 exceed 1024 bytes")
+
+    @property
+    def width(self) -> int:
+        """Output channels of one tile."""
+        return self.lanes * self.vectors
+
+
+AVX2 = Tile(lanes=8, vectors=2, rows=6, block=96)
+AVX512 = Tile(lanes=16, vectors=2, rows=8, block=96)
+NEON = Tile(lanes=4, vectors=4, rows=6, block=96)
+SSE = Tile(lanes=4, vectors=2, rows=4, block=96)
