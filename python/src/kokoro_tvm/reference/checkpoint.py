@@ -1,0 +1,217 @@
+"""Reading a published checkpoint, completely or not at all.
+
+What it is: the way from ``kokoro-v1_0.pth`` and ``config.json`` to checked weights and to an eager model.
+What it is not: a converter; nothing is folded, packed or renamed beyond the ``module.`` prefix.
+
+The file maps each of ``model.PARTS`` to a state dict whose keys start with ``module.`` (it was saved from
+``DataParallel``). Upstream's loader (``kokoro/model.py``, ``KModel.__init__``) falls back to ``strict=False`` for these,
+which hides every missing key. Here each key is accounted for, with three deliberate exceptions:
+
+* ``….norm.weight`` and ``….norm.bias`` of ``AdaIN1d`` may be absent: the file predates ``affine=True``, which upstream
+  added around an exporter bug and leaves at its initial 1 and 0. Absent ones are filled in with these.
+* ``pooler.…`` of ALBERT may be absent: ``CustomAlbert`` returns the last hidden state, nothing reads the pooler.
+* ``embeddings.position_ids`` and ``embeddings.token_type_ids`` may be present: older transformers saved these constant
+  buffers. They are dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+
+from kokoro_tvm.config import ModelConfig
+from kokoro_tvm.errors import CheckpointError
+from kokoro_tvm.reference.model import PARTS, REPOSITORY, ReferenceModel, expected_shapes
+
+CHECKPOINT_FILE = "kokoro-v1_0.pth"
+CONFIG_FILE = "config.json"
+PUBLISHED_SHA256 = "496dba118d1a58f5f3db2efc88dbdc216e0483fc89fe6e47ee1f2c53f18ad1e4"
+"""Of ``kokoro-v1_0.pth``, from the model card of ``hexgrad/Kokoro-82M``."""
+SYNTHETIC_MARKER = "synthetic"
+"""Top-level entry of the files that ``synthetic`` writes. Upstream's loader refuses a file that has it."""
+
+State = dict[str, dict[str, torch.Tensor]]
+"""Part → parameter name → tensor."""
+
+_AFFINE = re.compile(r"\.norm\.(weight|bias)$")
+_UNUSED = re.compile(r"^pooler\.(weight|bias)$")
+_CONSTANT = re.compile(r"^embeddings\.(position_ids|token_type_ids)$")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights that match their configuration.
+
+    Attributes:
+        config: The configuration the weights were checked against.
+        state: Part → parameter name (no ``module.``) → float32 tensor on the CPU; complete and finite.
+        sha256: Of the weight file.
+        synthetic: True for a file that ``synthetic.write_synthetic_checkpoint`` wrote.
+        source: The weight file, or repository and file on the hub.
+    """
+
+    config: ModelConfig
+    state: State = field(repr=False)
+    sha256: str
+    synthetic: bool
+    source: str
+
+    @property
+    def published(self) -> bool:
+        """Whether this is the published Kokoro-82M v1.0, byte for byte."""
+        return self.sha256 == PUBLISHED_SHA256
+
+
+def load_checkpoint(model: Path | str | None = None, config: Path | str | None = None) -> Checkpoint:
+    """Reads and checks weights and configuration.
+
+    Args:
+        model: A ``.pth`` file, or a directory that holds ``kokoro-v1_0.pth``. Default: the file on the model hub, from
+            the hub's cache where it is already there (``HF_HUB_OFFLINE`` and ``HF_HOME`` are the hub client's).
+        config: A ``config.json``. Default: the one beside the weights, or the one on the hub.
+
+    Returns:
+        Weights in float32 that cover every parameter of the architecture.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or unsafe, the hub cannot be reached, or the weights do not match:
+            one error then names every missing, unexpected, mis-shaped and non-finite tensor.
+    """
+    weights, settings, source = _locate(model, config)
+    parsed = ModelConfig.from_file(settings)
+    content = _unpickle(weights)
+    synthetic = SYNTHETIC_MARKER in content
+    content.pop(SYNTHETIC_MARKER, None)
+    return Checkpoint(parsed, _checked(content, parsed, source), _sha256(weights), synthetic, source)
+
+
+def build_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> ReferenceModel:
+    """The eager model in evaluation mode, every parameter loaded strictly.
+
+    Args:
+        checkpoint: What ``load_checkpoint`` returned.
+        dtype: ``torch.float32`` is upstream's arithmetic. ``torch.float64`` makes the oracle: all parameters are widened
+            and the STFT gets a Hann window computed in float64 (upstream's is float32, ``TorchSTFT.__init__``).
+    """
+    with torch.random.fork_rng(devices=[]):  # the weights are overwritten: leave the caller's generator alone
+        model = ReferenceModel(checkpoint.config)
+    for part in PARTS:
+        getattr(model, part).load_state_dict(checkpoint.state[part], strict=True)
+    stft = model.decoder.generator.stft
+    stft.window = torch.hann_window(stft.win_length, periodic=True, dtype=dtype)
+    return model.to(dtype).requires_grad_(False)
+
+
+def _locate(model: Path | str | None, config: Path | str | None) -> tuple[Path, Path, str]:
+    """The weight file, the configuration file and a name for where they came from."""
+    if model is None:
+        weights = _from_hub(CHECKPOINT_FILE)
+        return weights, Path(config) if config else _from_hub(CONFIG_FILE), f"{REPOSITORY}/{CHECKPOINT_FILE}"
+    path = Path(model)
+    weights = path / CHECKPOINT_FILE if path.is_dir() else path
+    if not weights.is_file():
+        raise CheckpointError(f"no weight file {weights}: expected {CHECKPOINT_FILE} from {REPOSITORY}")
+    settings = Path(config) if config else weights.parent / CONFIG_FILE
+    if not settings.is_file():
+        raise CheckpointError(f"no configuration {settings}: put {CONFIG_FILE} beside {weights.name} or name its path")
+    return weights, settings, str(weights)
+
+
+def _from_hub(filename: str) -> Path:
+    try:
+        return Path(hf_hub_download(repo_id=REPOSITORY, filename=filename))
+    except Exception as error:  # the hub client raises unrelated types for no network, offline mode, proxies and HTTP
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"cannot get {filename} from the model hub ({REPOSITORY}): {reason}. "
+            f"Download {CHECKPOINT_FILE} and {CONFIG_FILE} once on a machine with network access and name their "
+            "directory as the model, or unset HF_HUB_OFFLINE if it is set"
+        ) from error
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile pickle can fail in any way
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"cannot read {path} as PyTorch weights (truncated or not a weight file?): {reason}"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{path} holds {type(content).__name__}, expected a dict with the entries {', '.join(PARTS)}"
+        )
+    return content
+
+
+def _checked(content: dict[str, Any], config: ModelConfig, source: str) -> State:
+    """``content`` without prefixes and with the optional parameters filled in, or one error with everything wrong."""
+    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "mis-shaped": [], "non-finite": []}
+    problems["unexpected"] += [str(k) for k in content if k not in PARTS]
+    state: State = {}
+    for part, shapes in expected_shapes(config).items():
+        found = content.get(part)
+        if isinstance(found, Mapping):
+            state[part] = _checked_part(part, found, shapes, problems)
+        else:
+            problems["missing"].append(part)
+    if any(problems.values()):
+        lines = [f"{kind} ({len(names)}): {', '.join(names)}" for kind, names in problems.items() if names]
+        raise CheckpointError(f"{source} does not match the architecture; " + "; ".join(lines))
+    return state
+
+
+def _checked_part(
+    part: str, found: Mapping[str, Any], shapes: dict[str, torch.Size], problems: dict[str, list[str]]
+) -> dict[str, torch.Tensor]:
+    values = {str(k).removeprefix("module."): v for k, v in found.items()}
+    problems["unexpected"] += [f"{part}.{k}" for k in values if k not in shapes and not _is_constant(part, k)]
+    result = {}
+    for name, shape in shapes.items():
+        value = values.get(name, _default(part, name, shape))
+        if value is None:
+            problems["missing"].append(f"{part}.{name}")
+        elif fault := _fault(value, shape):
+            problems["mis-shaped"].append(f"{part}.{name} {fault}")
+        elif not torch.isfinite(value.to(torch.float32)).all():
+            problems["non-finite"].append(f"{part}.{name}")
+        else:
+            result[name] = value.to(torch.float32)
+    return result
+
+
+def _fault(value: Any, shape: torch.Size) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return f"(a {type(value).__name__}, expected a tensor)"
+    if not value.is_floating_point() or value.layout != torch.strided:
+        return f"(a {value.dtype} tensor, expected floating point)"
+    return None if value.shape == shape else f"{list(value.shape)}, expected {list(shape)}"
+
+
+def _default(part: str, name: str, shape: torch.Size) -> torch.Tensor | None:
+    """The value of a parameter that the file may leave out; None for one that it must hold."""
+    if part == "bert" and _UNUSED.match(name):
+        return torch.zeros(shape)
+    if part in ("predictor", "decoder") and _AFFINE.search(name):
+        return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+    return None
+
+
+def _is_constant(part: str, name: str) -> bool:
+    return part == "bert" and _CONSTANT.match(name) is not None
+
+
+def _sha256(path: str | os.PathLike[str]) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
