@@ -1,0 +1,179 @@
+"""Harmonic source of the vocoder: F0 to an excitation signal, phase accumulated in float64.
+
+What it is: ``SineGen`` and ``SourceModuleHnNSF`` of kokoro's ``istftnet.py`` behind ``f0_upsamp``, in one pass. What it is not: a
+source of randomness; the noise is an input.
+
+Shapes: f0 [B, F] Hz, lengths [B] int64 = valid F0 values, noise [B, F * upsample, harmonics], y [B, F * upsample]. F0 and noise
+beyond the valid length are never read (they may hold NaN), output beyond it is not written.
+
+Why it is exact where float32 PyTorch loses 60 dB: between the centres of two frames the interpolated phase is linear,
+``upsample * c[i] + (j + 1/2) * f[i + 1]`` cycles with ``c`` the running sum of ``f = frac(harmonic * f0 / rate)``. Whole cycles drop
+out, so one running sum of F0 serves all harmonics. One trace of ``frac`` remains: the half in ``j + 1/2`` times the dropped whole
+number, which is the sign (-1)^floor(harmonic * f0 / rate). It matters for negative F0, where every floor is odd.
+
+Then harmonic h is ``sin(h θ)`` of one common θ, and the weighted sum over the harmonics is Clenshaw's recurrence: one sine and one
+cosine per sample instead of one per harmonic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from kokoro_tvm.kernels import vector_math_f64
+from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.kernels.vector_math_f64 import Expr
+
+TOLERANCE = 1e-7
+"""Largest error of a value, relative to 1 (the range of tanh): the rounding to float32."""
+
+_FRAMES = 8
+"""F0 values per task: 0.1 s of audio."""
+
+
+def _parity_sign(x: Expr) -> Expr:
+    """(-1)^floor(x), as a float64."""
+    n = T.floor(x)
+    return T.float64(1) - T.float64(2) * (n - T.float64(2) * T.floor(n * T.float64(0.5)))
+
+
+def _weighted_noise(noise: T.Buffer, weight: T.Buffer, b: Expr, t: Expr, harmonics: int) -> Expr:
+    value = T.float64(0)
+    for h in range(harmonics):
+        value = T.fma(T.cast(noise[b, t, h], "float64"), T.cast(weight[h], "float64"), value)
+    return value
+
+
+def kernel(
+    tile: Tile,
+    upsample: int = 300,
+    harmonics: int = 9,
+    sampling_rate: int = 24000,
+    sine_amplitude: float = 0.1,
+    noise_std: float = 0.003,
+    voiced_threshold: float = 10.0,
+) -> PrimFunc:
+    """Builds the PrimFunc.
+
+    Args:
+        tile: Gives the vector width.
+        upsample: Samples per F0 value; even, so that the centre of a frame lies between two samples.
+        harmonics: Number of sines, fundamental included.
+        sampling_rate: Samples per second.
+        sine_amplitude: Amplitude of each sine; a third of it is the noise's standard deviation where unvoiced.
+        noise_std: Standard deviation of the noise where voiced.
+        voiced_threshold: F0 in Hz above which a frame is voiced.
+
+    Returns:
+        ``f(f0, lengths, noise, weight, bias, y)`` with ``weight`` [harmonics] and ``bias`` [1] of ``l_linear``.
+
+    Raises:
+        ValueError: ``upsample`` is odd or shorter than two vectors.
+    """
+    lanes = tile.lanes
+    half = upsample // 2
+    if upsample % 2 or half < lanes:
+        raise ValueError(f"upsample {upsample} is odd or less than two vectors of {lanes}")
+    vectors = -(-half // lanes)
+    cycles_per_sum = upsample / sampling_rate
+
+    @T.prim_func
+    def harmonic_source(
+        f0_h: T.handle, lengths_h: T.handle, noise_h: T.handle, weight_h: T.handle, bias_h: T.handle, y_h: T.handle
+    ):
+        T.func_attr({"tirx.noalias": True})
+        B = T.int64()
+        F = T.int64()
+        f0 = T.match_buffer(f0_h, (B, F), "float32")
+        L = T.match_buffer(lengths_h, (B,), "int64")
+        noise = T.match_buffer(noise_h, (B, F * upsample, harmonics), "float32")
+        weight = T.match_buffer(weight_h, (harmonics,), "float32")
+        bias = T.match_buffer(bias_h, (1,), "float32")
+        Y = T.match_buffer(y_h, (B, F * upsample), "float32")
+        # Running sum of F0. Sized by the capacity, but only the valid part is touched; beside the noise it is nothing.
+        C = T.alloc_buffer((F,), "float64")
+        for b in range(B):
+            n: T.int64 = L[b]
+            if n > 0:
+                C[0] = T.cast(f0[b, 0], "float64")
+            for i in range(n - 1):
+                C[i + 1] = C[i] + T.cast(f0[b, i + 1], "float64")
+            for task in T.parallel((n + _FRAMES - 1) // _FRAMES):
+                for q in range(2 * _FRAMES):
+                    # Half a frame: from its start to its centre, or from its centre to its end.
+                    i: T.int64 = task * _FRAMES + q // 2
+                    if i < n:
+                        before: T.int64 = T.max(i - 1 + q % 2, T.int64(0))
+                        after: T.int64 = T.min(i + q % 2, n - 1)
+                        slope = T.alloc_buffer((1,), "float64", scope="local")
+                        sine = T.alloc_buffer((harmonics,), "float64", scope="local")
+                        # Before the first centre and after the last one the phase stands still (clamped interpolation).
+                        slope[0] = T.Select(before == after, T.float64(0), T.cast(f0[b, after], "float64") / T.float64(sampling_rate))
+                        voiced: T.bool = f0[b, i] > T.float32(voiced_threshold)
+                        start: T.float64 = vector_math_f64.turns(C[before] * T.float64(cycles_per_sum))
+                        offset: T.float64 = T.float64(0.5) + T.Select(q % 2 == 0, T.float64(half), T.float64(0))
+                        for h in range(harmonics):
+                            sine[h] = (
+                                T.Select(voiced, T.float64(sine_amplitude), T.float64(0))
+                                * T.cast(weight[h], "float64") * _parity_sign(T.cast(h + 1, "float64") * slope[0])
+                            )
+                        spread: T.float64 = T.Select(voiced, T.float64(noise_std), T.float64(sine_amplitude / 3))
+                        for v in range(vectors):
+                            # The last vector overlaps the one before it: no tail loop.
+                            j0: T.int64 = T.min(v * lanes, half - lanes)
+                            t: T.int64 = i * upsample + q % 2 * half + j0
+                            theta = T.alloc_buffer((lanes,), "float64", scope="local")
+                            twice_cos = T.alloc_buffer((lanes,), "float64", scope="local")
+                            U = T.alloc_buffer((harmonics + 2, lanes), "float64", scope="local")
+                            for j in T.vectorized(lanes):
+                                theta[j] = vector_math_f64.turns(
+                                    T.fma(T.cast(j0 + j, "float64") + offset, slope[0], start)
+                                )
+                            for j in T.vectorized(lanes):
+                                twice_cos[j] = T.float64(2) * vector_math_f64.cos_turns(theta[j])
+                            for k in T.unroll(2):
+                                for j in T.vectorized(lanes):
+                                    U[harmonics + k, j] = T.float64(0)
+                            for k in T.unroll(harmonics):
+                                for j in T.vectorized(lanes):
+                                    U[harmonics - 1 - k, j] = T.fma(
+                                        twice_cos[j], U[harmonics - k, j], sine[harmonics - 1 - k] - U[harmonics + 1 - k, j]
+                                    )
+                            for j in T.vectorized(lanes):
+                                U[1, j] = T.fma(
+                                    vector_math_f64.sin_turns(theta[j]), U[0, j],
+                                    T.fma(_weighted_noise(noise, weight, b, t + j, harmonics), spread, T.cast(bias[0], "float64")),
+                                )
+                            for j in T.vectorized(lanes):
+                                Y[b, t + j] = T.cast(vector_math_f64.tanh(U[1, j]), "float32")
+
+    return harmonic_source
+
+
+def reference(
+    f0: np.ndarray,
+    lengths: np.ndarray,
+    noise: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    upsample: int = 300,
+    sampling_rate: int = 24000,
+    sine_amplitude: float = 0.1,
+    noise_std: float = 0.003,
+    voiced_threshold: float = 10.0,
+) -> list[np.ndarray]:
+    """``SineGen`` and ``SourceModuleHnNSF`` in NumPy float64, harmonic by harmonic; one array [upsample * length] per sample."""
+    outputs = []
+    for b, n in enumerate(lengths):
+        f = f0[b, :n].astype(np.float64)
+        rad = f[:, None] * np.arange(1, len(weight) + 1) / sampling_rate % 1
+        phase = np.cumsum(rad, axis=0) * 2 * np.pi * upsample
+        position = np.maximum((np.arange(n * upsample) + 0.5) / upsample - 0.5, 0)
+        i = position.astype(np.int64)
+        w = (position - i)[:, None]
+        sines = np.sin((1 - w) * phase[i] + w * phase[np.minimum(i + 1, n - 1)])
+        uv = np.repeat(f > voiced_threshold, upsample)[:, None]
+        waves = sine_amplitude * sines * uv + np.where(uv, noise_std, sine_amplitude / 3) * noise[b, : n * upsample]
+        outputs.append(np.tanh(waves @ weight.astype(np.float64) + float(bias[0])))
+    return outputs
