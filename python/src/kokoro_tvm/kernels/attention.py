@@ -1,0 +1,161 @@
+"""Length-aware multi-head self-attention.
+
+What it is: softmax(q kᵀ / sqrt(head_dim)) v of every head, over the valid keys only. What it is not: the projections around it
+(``conv1d`` with one tap), nor a memory-saving attention: a tile holds the scores of all keys, which 512 tokens allow.
+
+Shapes: qkv [B, N, 3 * E] with E = heads * head_dim and the columns q, k, v, each head by head; lengths [B] int64, at most
+``max_tokens``; y [B, N, E]. Rows beyond the valid length are neither read nor written.
+
+Keys and values of a sample are first packed into panels as wide as the register tile (keys transposed, zero beyond the last), so both
+products are the micro-kernel of ``conv1d``. Then each task takes one block of rows of one head. Every score is summed in the order of
+the head's channels, every output in the order of the keys.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from kokoro_tvm.kernels import vector_math
+from kokoro_tvm.kernels.tile import Tile
+
+TOLERANCE = 4e-6
+"""Largest error relative to the largest output: a score of magnitude s is rounded to s * 1e-7, which the exponential turns into a
+relative error, and the sums have at most 512 terms."""
+
+MASKED = -1e30
+"""Score of a key beyond the last: finite, so that it never makes a NaN, and far below any sum of products."""
+
+
+def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> PrimFunc:
+    """Builds the PrimFunc.
+
+    Returns:
+        ``f(qkv, lengths, y)``.
+
+    Raises:
+        ValueError: The head dimension is no multiple of the tile's width.
+    """
+    lanes, vectors, rows, width, block = tile.lanes, tile.vectors, tile.rows, tile.width, tile.block
+    if head_dim % width:
+        raise ValueError(f"head dimension {head_dim} is no multiple of the tile width {width}")
+    embedding = heads * head_dim
+    panels = head_dim // width
+    key_panels = -(-max_tokens // width)
+    scale = T.float32(1 / math.sqrt(head_dim))
+
+    @T.prim_func
+    def attention(qkv_h: T.handle, lengths_h: T.handle, y_h: T.handle):
+        T.func_attr({"tirx.noalias": True})
+        B = T.int64()
+        N = T.int64()
+        X = T.match_buffer(qkv_h, (B, N, 3 * embedding), "float32")
+        L = T.match_buffer(lengths_h, (B,), "int64")
+        Y = T.match_buffer(y_h, (B, N, embedding), "float32")
+        K = T.alloc_buffer((heads, key_panels, head_dim, width), "float32")
+        V = T.alloc_buffer((heads, panels, key_panels * width, width), "float32")
+        for b in range(B):
+            n: T.int64 = L[b]
+            used: T.int64 = (n + width - 1) // width
+            for task in T.parallel(heads * used):
+                head: T.int64 = task // used
+                panel: T.int64 = task % used
+                for j in range(width):
+                    key: T.int64 = panel * width + j
+                    if key < n:
+                        for c in range(head_dim):
+                            K[head, panel, c, j] = X[b, key, embedding + head * head_dim + c]
+                        for p in T.unroll(panels):
+                            for i in T.vectorized(width):
+                                V[head, p, key, i] = X[b, key, 2 * embedding + head * head_dim + p * width + i]
+                    else:
+                        for c in range(head_dim):
+                            K[head, panel, c, j] = T.float32(0)
+            for task in T.parallel((n + block - 1) // block * heads):
+                head: T.int64 = task % heads
+                q0: T.int64 = task // heads * block
+                S = T.alloc_buffer((rows, key_panels * width), "float32")
+                for tile_row in range(block // rows):
+                    q: T.int64 = q0 + tile_row * rows
+                    if q < n:
+                        inverse = T.alloc_buffer((rows,), "float32", scope="local")
+                        for panel in range(used):
+                            score = T.alloc_buffer((rows * width,), "float32", scope="local")
+                            for r in T.unroll(rows):
+                                for v in T.unroll(vectors):
+                                    for j in T.vectorized(lanes):
+                                        score[r * width + v * lanes + j] = T.Select(
+                                            panel * width + v * lanes + j < n, T.float32(0), T.float32(MASKED)
+                                        )
+                            for c in range(head_dim):
+                                for r in T.unroll(rows):
+                                    for v in T.unroll(vectors):
+                                        for j in T.vectorized(lanes):
+                                            score[r * width + v * lanes + j] = T.fma(
+                                                X[b, T.min(q + r, n - 1), head * head_dim + c],
+                                                K[head, panel, c, v * lanes + j],
+                                                score[r * width + v * lanes + j],
+                                            )
+                            for r in T.unroll(rows):
+                                for v in T.unroll(vectors):
+                                    for j in T.vectorized(lanes):
+                                        S[r, panel * width + v * lanes + j] = score[r * width + v * lanes + j]
+                        for r in range(rows):
+                            partial = T.alloc_buffer((width,), "float32", scope="local")
+                            most = T.alloc_buffer((1,), "float32", scope="local")
+                            for j in T.vectorized(width):
+                                partial[j] = T.float32(MASKED)
+                            for panel in range(used):
+                                for j in T.vectorized(width):
+                                    partial[j] = T.max(partial[j], S[r, panel * width + j])
+                            most[0] = T.float32(MASKED)
+                            for j in T.unroll(width):
+                                most[0] = T.max(most[0], partial[j])
+                            for j in T.vectorized(width):
+                                partial[j] = T.float32(0)
+                            for panel in range(used):
+                                for j in T.vectorized(width):
+                                    S[r, panel * width + j] = vector_math.exp((S[r, panel * width + j] - most[0]) * scale)
+                                for j in T.vectorized(width):
+                                    partial[j] = partial[j] + S[r, panel * width + j]
+                            inverse[r] = T.float32(0)
+                            for j in T.unroll(width):
+                                inverse[r] = inverse[r] + partial[j]
+                            inverse[r] = T.float32(1) / inverse[r]
+                        for p in range(panels):
+                            acc = T.alloc_buffer((rows * width,), "float32", scope="local")
+                            for r in T.unroll(rows):
+                                for v in T.unroll(vectors):
+                                    for j in T.vectorized(lanes):
+                                        acc[r * width + v * lanes + j] = T.float32(0)
+                            for key in range(n):
+                                for r in T.unroll(rows):
+                                    for v in T.unroll(vectors):
+                                        for j in T.vectorized(lanes):
+                                            acc[r * width + v * lanes + j] = T.fma(
+                                                S[r, key], V[head, p, key, v * lanes + j], acc[r * width + v * lanes + j]
+                                            )
+                            for r in T.unroll(rows):
+                                if q + r < n:
+                                    for v in T.unroll(vectors):
+                                        for j in T.vectorized(lanes):
+                                            Y[b, q + r, head * head_dim + p * width + v * lanes + j] = (
+                                                acc[r * width + v * lanes + j] * inverse[r]
+                                            )
+
+    return attention
+
+
+def reference(qkv: np.ndarray, lengths: np.ndarray, heads: int) -> list[np.ndarray]:
+    """The kernel in NumPy float64, one array [valid rows, E] per sample."""
+    outputs = []
+    for b, n in enumerate(lengths):
+        q, k, v = qkv[b, :n].astype(np.float64).reshape(n, 3, heads, -1).transpose(1, 2, 0, 3)
+        scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        y = weights / weights.sum(-1, keepdims=True) @ v
+        outputs.append(y.transpose(1, 0, 2).reshape(n, -1))
+    return outputs
