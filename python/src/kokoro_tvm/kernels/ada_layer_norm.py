@@ -3,8 +3,8 @@
 What it is: layer normalisation over the channels with scale and shift from the style, and the concatenation with the style. What
 it is not: the linear layer that makes scale and shift (``style_linear``).
 
-Shapes: x [B, N, C], affine [B, S], style [B, D], y [B, N, C + D], lengths [B] int64. Rows beyond the valid length are neither read
-nor written. A row is summed in a fixed order that depends on the channels and the tile only.
+Shapes: x [B, N, C], affine [B, S], style [B, D], y [B, N, C + D], lengths [B] int64. Rows beyond the valid length are neither
+read nor written. A row is summed in a fixed order that depends on the channels and the tile only.
 """
 
 from __future__ import annotations

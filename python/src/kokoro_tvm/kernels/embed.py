@@ -3,8 +3,8 @@
 What it is: one table row per token, plus the row of its position if the model has position embeddings. What it is not: a check of
 the ids: they must lie in the vocabulary, which the caller who makes them ensures.
 
-Shapes: ids int64 [B, N], lengths int64 [B], table [V, C], positions [P, C] with P >= every length, y [B, N, C]. Ids beyond the valid
-length are never read, rows beyond it never written.
+Shapes: ids int64 [B, N], lengths int64 [B], table [V, C], positions [P, C] with P >= every length, y [B, N, C]. Ids beyond the
+valid length are never read, rows beyond it never written.
 """
 
 from __future__ import annotations

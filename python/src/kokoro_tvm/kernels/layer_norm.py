@@ -3,8 +3,8 @@
 What it is: mean and biased variance of each row in two passes, weight and bias, and an optional leaky ReLU. What it is not: the
 normalisation over time of AdaIN.
 
-Shapes: x and y [B, T, C], lengths [B] int64. Rows beyond the valid length are neither read nor written. A row is summed in a fixed
-order that depends on the channels and the tile only.
+Shapes: x and y [B, T, C], lengths [B] int64. Rows beyond the valid length are neither read nor written. A row is summed in a
+fixed order that depends on the channels and the tile only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
 TOLERANCE = 2e-6
-"""Largest error relative to the largest output. Mean and variance are float32 sums of at most 1024 terms in partial sums of at most
-128; the rest is a handful of roundings. A row whose mean exceeds its deviation r times loses r times as much."""
+"""Largest error relative to the largest output. Mean and variance are float32 sums of at most 1024 terms in partial sums
+of at most 128; the rest is a handful of roundings. A row whose mean exceeds its deviation r times loses r times as much."""
 
 
 def vector_step(channels: int, tile: Tile) -> int:

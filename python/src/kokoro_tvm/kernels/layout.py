@@ -1,6 +1,7 @@
 """Between the model's [channel, time] tensors and the [time, channel] rows of the kernels.
 
-What it is: transposition and masking, the two ends of every compiled component. What it is not: arithmetic; every value is copied.
+What it is: transposition and masking, the two ends of every compiled component. What it is not: arithmetic; every value is a
+copy.
 
 Rows beyond the valid length are never read (they may hold NaN). ``to_rows`` leaves them unwritten, as every kernel does;
 ``to_columns`` and ``mask_rows`` make component outputs and write zeros up to the capacity.

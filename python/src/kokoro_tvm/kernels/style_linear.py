@@ -1,8 +1,8 @@
 """All the linear layers of one style vector as a single matrix product.
 
-What it is: the scales and shifts of every adaptive normalisation of a component at once, up to tens of thousands of outputs. Each weight
-is read once and used once per sample, so memory bandwidth is the limit. What it is not: a linear layer over time, which is a
-convolution of one tap.
+What it is: the scales and shifts of every adaptive normalisation of a component at once, up to tens of thousands of outputs. Each
+weight is read once and used once per sample, so memory bandwidth is the limit. What it is not: a linear layer over time, which
+is a convolution of one tap.
 
 Shapes: style [B, D], y [B, S]. Every output is summed in the order of D whatever the thread count or batch.
 """
