@@ -4,8 +4,8 @@ What it is: the way from ``kokoro-v1_0.pth`` and ``config.json`` to checked weig
 What it is not: a converter; nothing is folded, packed or renamed beyond the ``module.`` prefix.
 
 The file maps each of ``model.PARTS`` to a state dict whose keys start with ``module.`` (it was saved from
-``DataParallel``). Upstream's loader (``kokoro/model.py``, ``KModel.__init__``) falls back to ``strict=False`` for these,
-which hides every missing key. Here each key is accounted for, with three deliberate exceptions:
+``DataParallel``). Upstream's loader (``kokoro/model.py``, ``KModel.__init__``) falls back to ``strict=False`` for
+these, which hides every missing key. Here each key is accounted for, with three deliberate exceptions:
 
 * ``….norm.weight`` and ``….norm.bias`` of ``AdaIN1d`` may be absent: the file predates ``affine=True``, which upstream
   added around an exporter bug and leaves at its initial 1 and 0. Absent ones are filled in with these.
@@ -98,8 +98,8 @@ def build_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> R
 
     Args:
         checkpoint: What ``load_checkpoint`` returned.
-        dtype: ``torch.float32`` is upstream's arithmetic. ``torch.float64`` makes the oracle: all parameters are widened
-            and the STFT gets a Hann window computed in float64 (upstream's is float32, ``TorchSTFT.__init__``).
+        dtype: ``torch.float32`` is upstream's arithmetic. ``torch.float64`` makes the oracle: all parameters are
+            widened and the STFT gets a Hann window computed in float64 (upstream's is float32, ``TorchSTFT.__init__``).
     """
     with torch.random.fork_rng(devices=[]):  # the weights are overwritten: leave the caller's generator alone
         model = ReferenceModel(checkpoint.config)

@@ -4,11 +4,11 @@ What it is: thin calls into kokoro's own modules, so that a component can be jud
 What it is not: the whole model with its intermediate tensors (``trace``), nor code that handles padding or batches: the
 truth is one utterance at its own length.
 
-Eager kokoro mixes dtypes in a few places, which would quietly turn the float64 oracle into float32 or fail: buffers made
-with ``torch.zeros`` in the default dtype (``modules.py``: ``x_pad``; ``model.py``: ``pred_aln_trg``), and the voicing mask
-cast to float32 (``istftnet.py``: ``SineGen._f02uv``). :class:`Arithmetic` redirects exactly these calls, in the current
-thread only. ``torch.rsqrt(torch.tensor(2))`` of ``AdainResBlk1d`` stays the float32 number it is: it is a constant of the
-model.
+Eager kokoro mixes dtypes in a few places, which would quietly turn the float64 oracle into float32 or fail: buffers
+made with ``torch.zeros`` in the default dtype (``modules.py``: ``x_pad``; ``model.py``: ``pred_aln_trg``), and the
+voicing mask cast to float32 (``istftnet.py``: ``SineGen._f02uv``). :class:`Arithmetic` redirects exactly these calls,
+in the current thread only. ``torch.rsqrt(torch.tensor(2))`` of ``AdainResBlk1d`` stays the float32 number it is: it is
+a constant of the model.
 """
 
 from __future__ import annotations

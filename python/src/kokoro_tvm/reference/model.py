@@ -34,8 +34,8 @@ def published_config() -> ModelConfig:
 class ReferenceModel(KModel):
     """``kokoro.model.KModel`` without its hunt for files: freshly initialized weights, evaluation mode.
 
-    ``KModel.__init__`` insists on a checkpoint and loads it with ``strict=False``, so only its body up to the loading is
-    repeated here. Everything that computes is inherited.
+    ``KModel.__init__`` insists on a checkpoint and loads it with ``strict=False``, so only its body up to the loading
+    is repeated here. Everything that computes is inherited.
     """
 
     def __init__(self, config: ModelConfig) -> None:

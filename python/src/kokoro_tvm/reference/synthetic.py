@@ -1,13 +1,13 @@
 """Seeded weights of the full architecture, calibrated so that the activations are like the real ones.
 
-What it is: a stand-in for the published checkpoint, in the published file format, for tests and for machines without the
-download. What it is not: a voice. The audio is structured noise with a pitch contour.
+What it is: a stand-in for the published checkpoint, in the published file format, for tests and for machines without
+the download. What it is not: a voice. The audio is structured noise with a pitch contour.
 
-Every parameter is drawn from a generator keyed by the seed and the parameter's name, with a variance that keeps each stage
-near unit scale. Four read-outs would still be arbitrary, so they are built or measured:
+Every parameter is drawn from a generator keyed by the seed and the parameter's name, with a variance that keeps each
+stage near unit scale. Four read-outs would still be arbitrary, so they are built or measured:
 
-* durations: an ordinal read-out (logit k says "longer than t_k") of one direction of the predictor's LSTM, whose mean and
-  spread are measured;
+* durations: an ordinal read-out (logit k says "longer than t_k") of one direction of the predictor's LSTM, whose mean
+  and spread are measured;
 * F0: three hinges of one instance-normalized channel, a steep step from unvoiced to voiced and a slope above it, so the
   share of voiced frames hardly depends on the text or the voice;
 * N: an affine read-out, measured;
@@ -66,7 +66,7 @@ Sample = tuple[torch.Tensor, torch.Tensor]
 
 _CALIBRATION_PHONEMES = 30
 _CALIBRATION_SAMPLES = 64
-_AUDIO_SAMPLES = 4
+_AUDIO_SAMPLES = 3
 
 
 class Draw:
@@ -95,8 +95,8 @@ def write_synthetic_checkpoint(directory: Path | str, seed: int = 0, config: Mod
         config: The architecture; default: the published one. See :func:`tiny_config`.
 
     Returns:
-        The path of the weight file, which ``load_checkpoint`` reads and reports as synthetic. Like the published file it
-        has ``module.`` prefixes and no affine parameters of the instance norms.
+        The path of the weight file, which ``load_checkpoint`` reads and reports as synthetic. Like the published file
+        it has ``module.`` prefixes and no affine parameters of the instance norms.
     """
     config = config or published_config()
     directory = Path(directory)
@@ -139,7 +139,7 @@ def synthetic_voice(seed: int) -> torch.Tensor:
 
 
 def write_synthetic_voice(path: Path | str, seed: int = 0) -> Path:
-    """Writes :func:`synthetic_voice` as raw little-endian float32 (``.bin``) or with ``torch.save`` (any other suffix)."""
+    """Writes :func:`synthetic_voice`: raw little-endian float32 for ``.bin``, ``torch.save`` for any other suffix."""
     path = Path(path)
     voice = synthetic_voice(seed)
     if path.suffix == ".bin":
@@ -197,8 +197,8 @@ def _fill_norm(module: nn.LayerNorm | LayerNorm, name: str, draw: Draw) -> None:
 
 
 def _fill_style(module: AdaIN1d | AdaLayerNorm, name: str, draw: Draw) -> None:
-    # A style of spread 0.17 moves gain and offset by about 0.2 (between LSTMs, which sum a constant up, 0.07), against a
-    # constant spread of 0.1.
+    # A style of spread 0.17 moves gain and offset by about 0.2 (between LSTMs, which sum a constant up, 0.07), against
+    # a constant spread of 0.1.
     fc = module.fc
     std = 0.035 if isinstance(module, AdaLayerNorm) else 0.11
     fc.weight.copy_(draw.normal(f"{name}.weight", *fc.weight.shape, std=std))
@@ -208,8 +208,8 @@ def _fill_style(module: AdaIN1d | AdaLayerNorm, name: str, draw: Draw) -> None:
 def _fill_linear(module: nn.Linear, name: str, draw: Draw) -> None:
     if name.endswith(".fc"):  # AdaIN1d and AdaLayerNorm have filled theirs
         return
-    # Sharp queries and keys, and branches that only add a little, or twelve rounds of ALBERT's one layer make all tokens
-    # of a text alike.
+    # Sharp queries and keys, and branches that only add a little, or twelve rounds of ALBERT's one layer make all
+    # tokens of a text alike.
     gains = {"query": 1.5, "key": 1.5, "dense": 0.2, "ffn_output": 0.3}
     gain = gains.get(name.rpartition(".")[2], 1.0)
     module.weight.copy_(draw.normal(f"{name}.weight", *module.weight.shape, std=gain / math.sqrt(module.in_features)))
@@ -222,8 +222,8 @@ def _fill_lstm(module: nn.LSTM, name: str, draw: Draw) -> None:
         scale = {"weight_ih": 2 / math.sqrt(module.input_size), "weight_hh": 0.8 / math.sqrt(hidden)}.get(key[:9], 0.1)
         parameter.copy_(draw.normal(f"{name}.{key}", *parameter.shape, std=scale))
         if key.startswith("bias_ih"):
-            # Forget gates of 0.2 to 0.8: enough memory to show padding that leaks in, not so much that four LSTMs in a row
-            # average the phonemes away.
+            # Forget gates of 0.2 to 0.8: enough memory to show padding that leaks in, not so much that four LSTMs in a
+            # row average the phonemes away.
             parameter[hidden : 2 * hidden] += draw.uniform(f"{name}.{key}.forget", hidden, low=-1.5, high=1.5)
 
 
@@ -312,7 +312,8 @@ def _thresholds(count: int) -> torch.Tensor:
 def _shape_f0(model: ReferenceModel, draw: Draw) -> None:
     """Rewires the last F0 block: three copies of one channel, offset, whose leaky ReLUs combine into the F0 curve.
 
-    With slope 1 above and 0.2 below their hinge, hinges whose weights sum to zero give a curve that is flat at both ends.
+    With slope 1 above and 0.2 below their hinge, hinges whose weights sum to zero give a curve that is flat at both
+    ends.
     """
     block, proj = model.predictor.F0[2], model.predictor.F0_proj
     knees = torch.tensor([UNVOICED_BELOW, UNVOICED_BELOW + STEP_WIDTH, HIGHEST_AT])
