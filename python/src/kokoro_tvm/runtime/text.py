@@ -28,7 +28,7 @@ _CLOSING = frozenset(")”")
 _STICKS_TO_PREVIOUS = frozenset("ːʰʲᵝ\u0303")
 _STICKS_TO_NEXT = frozenset("ˈˌ")
 _PUNCTUATION = ';:,.!?—…"()“”'
-_PHONEME_PIECE = re.compile(rf"([{re.escape(_PUNCTUATION)}]+|[^\s{re.escape(_PUNCTUATION)}]+)(\s*)")
+_PHONEME_PIECE = re.compile(rf"(([{re.escape(_PUNCTUATION)}])\2*|[^\s{re.escape(_PUNCTUATION)}]+)(\s*)")
 _PARAGRAPH = re.compile(r"[\r\n\v\f\x85\u2028\u2029]+")
 
 
@@ -96,8 +96,8 @@ def join_phonemes(tokens: Sequence[Token]) -> str:
 
 
 def phoneme_tokens(phonemes: str) -> list[Token]:
-    """Tokens for phonemes that were given directly: words and runs of punctuation, each its own text."""
-    return [Token(m[1], m[1], " " if m[2] else "") for m in _PHONEME_PIECE.finditer(phonemes)]
+    """Tokens for phonemes that were given directly: words and punctuation marks, each its own text."""
+    return [Token(m[1], m[1], " " if m[3] else "") for m in _PHONEME_PIECE.finditer(phonemes)]
 
 
 def split(tokens: Sequence[Token], limit: int = MAX_PHONEMES) -> list[Window]:
