@@ -6,9 +6,9 @@ What it is: softmax(q kᵀ / sqrt(head_dim)) v of every head, over the valid key
 Shapes: qkv [B, N, 3 * E] with E = heads * head_dim and the columns q, k, v, each head by head; lengths [B] int64, at most
 ``max_tokens``; y [B, N, E]. Rows beyond the valid length are neither read nor written.
 
-Keys and values of a sample are first packed into panels as wide as the register tile (keys transposed, zero beyond the last), so both
-products are the micro-kernel of ``conv1d``. Then each task takes one block of rows of one head. Every score is summed in the order of
-the head's channels, every output in the order of the keys.
+Keys and values of a sample are first packed into panels as wide as the register tile (keys transposed, zero beyond the last), so
+both products are the micro-kernel of ``conv1d``. Then each task takes one block of rows of one head. Every score is summed in the
+order of the head's channels, every output in the order of the keys.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ TOLERANCE = 2e-6
 leave."""
 
 UNITS = 4
-"""Hidden units whose weights are added in one sweep over the gates: as many streams of weights for one load and store of the sum."""
+"""Hidden units whose weights are added in one sweep over the gates: so many streams of weights for one load and store of the
+sum."""
 
 
 def pack_recurrent(w_hh: np.ndarray) -> np.ndarray:
@@ -109,7 +110,7 @@ def reference(gates: np.ndarray, lengths: np.ndarray, w_hh: np.ndarray) -> np.nd
     """The kernel in NumPy float64: [B, N, 2 * H], zero beyond the lengths; ``w_hh`` [2, 4 * H, H] unpacked."""
 
     def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
+        return 0.5 * (1 + np.tanh(x / 2))
 
     hidden = w_hh.shape[-1]
     y = np.zeros((*gates.shape[:2], 2 * hidden))

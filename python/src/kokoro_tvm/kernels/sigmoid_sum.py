@@ -3,8 +3,8 @@
 What it is: ``y[b, t] = sum over c of sigmoid(x[b, t, c])``, zero beyond the valid length. What it is not: the division by the
 speed, nor the rounding.
 
-Shapes: x [B, N, C], lengths [B] int64, y [B, N]. Rows of x beyond the valid length are never read; y is written up to its capacity.
-A row is summed in a fixed order that depends on the channels and the tile only.
+Shapes: x [B, N, C], lengths [B] int64, y [B, N]. Rows of x beyond the valid length are never read; y is written up to its
+capacity. A row is summed in a fixed order that depends on the channels and the tile only.
 """
 
 from __future__ import annotations

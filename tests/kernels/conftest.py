@@ -1,0 +1,193 @@
+"""Builds a kernel for this machine, runs it, and holds it to what every length-aware kernel promises."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: tests compare one thread with two
+
+import numpy as np
+import pytest
+import tvm
+from tvm.target import codegen
+
+from kokoro_tvm.kernels import tile as tiles
+from kokoro_tvm.kernels.tile import Tile
+from tvm.tirx import PrimFunc
+
+UNWRITTEN = 7.25
+"""What an output holds before the kernel runs."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """An input with a time axis: one array per sample, poisoned up to the capacity.
+
+    Attributes:
+        samples: One array per sample.
+        axis: The time axis of a sample.
+        rows: Rows of this input for a length (or capacity) of the kernel.
+        poison: What lies beyond the valid rows.
+    """
+
+    samples: Sequence[np.ndarray]
+    axis: int = 0
+    rows: Callable[[int], int] = field(default=lambda n: n)
+    poison: float = float("nan")
+
+    def batch(self, members: Sequence[int], capacity: int) -> np.ndarray:
+        """The samples ``members``, each in a buffer for ``capacity``."""
+        shape = list(self.samples[0].shape)
+        shape[self.axis] = self.rows(capacity)
+        batch = np.full((len(members), *shape), self.poison, self.samples[0].dtype)
+        for row, member in zip(batch, members, strict=True):
+            row[_first(self.samples[member].shape[self.axis], self.axis)] = self.samples[member]
+        return batch
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """An input [B, ...] without a time axis."""
+
+    array: np.ndarray
+
+
+LENGTHS = object()
+"""Where the lengths stand among the inputs."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of one sample.
+
+    Attributes:
+        shape: For a capacity.
+        rows: Valid rows for a length.
+        axis: The time axis.
+        zero: Whether the kernel writes zeros beyond the valid rows; else it leaves them alone.
+    """
+
+    shape: Callable[[int], tuple[int, ...]]
+    rows: Callable[[int], int] = field(default=lambda n: n)
+    axis: int = 0
+    zero: bool = False
+
+
+def _first(count: int, axis: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(count))
+
+
+def _beyond(count: int, axis: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(count, None))
+
+
+def _host() -> tuple[Tile, dict[str, str]]:
+    """Tile and target of the generic CPU level that this machine reaches."""
+    if platform.machine() in ("arm64", "aarch64"):
+        return tiles.NEON, {"kind": "llvm", "mtriple": codegen.llvm_get_system_triple(), "mcpu": codegen.llvm_get_system_cpu()}
+    host = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+    wide = codegen.llvm_cpu_has_features(["avx512f", "avx512vl", "avx512bw", "avx512dq"], host)
+    return (tiles.AVX512, {"kind": "llvm", "mcpu": "x86-64-v4"}) if wide else (tiles.AVX2, {"kind": "llvm", "mcpu": "x86-64-v3"})
+
+
+class Harness:
+    """What the kernel tests share; see the methods."""
+
+    Ragged, PerSample, Output, LENGTHS = Ragged, PerSample, Output, LENGTHS
+
+    def __init__(self) -> None:
+        self.tile, self._target = _host()
+        self.rng = np.random.default_rng(0)
+
+    def normal(self, *shape: int) -> np.ndarray:
+        """Standard normal float32."""
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def ragged(self, lengths: Sequence[int], *shape: int, rows: Callable[[int], int] = lambda n: n) -> Ragged:
+        """Standard normal float32 samples [rows(n), *shape]."""
+        return Ragged([self.normal(rows(n), *shape) for n in lengths], rows=rows)
+
+    def lengths(self) -> list[int]:
+        """One ragged batch with the lengths at which kernels break."""
+        rows, block = self.tile.rows, self.tile.block
+        return [1, rows - 1, rows, 2, rows + 1, block + 1]
+
+    def build(self, func: PrimFunc) -> Callable[..., None]:
+        """``func`` compiled for this machine."""
+        module = tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")})
+        return tvm.compile(module, target=self._target)["kernel"]
+
+    def run(self, kernel: Callable[..., None], *arrays: np.ndarray) -> np.ndarray:
+        """Calls a built kernel; the last array is the output, returned."""
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+        kernel(*tensors)
+        return tensors[-1].numpy()
+
+    def error(self, result: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+        """Largest error relative to the largest value of the reference."""
+        largest = max(np.abs(r).max() for r in reference)
+        return max(np.abs(y - r).max() for y, r in zip(result, reference, strict=True)) / largest
+
+    def check(
+        self,
+        func: PrimFunc,
+        inputs: Sequence[Ragged | PerSample | np.ndarray | object],
+        lengths: Sequence[int],
+        output: Output,
+        reference: Sequence[np.ndarray],
+        tolerance: float,
+    ) -> None:
+        """Holds a kernel to its float64 twin and to the promises about lengths.
+
+        Every sample must agree with ``reference`` (its valid rows). Its bits must not depend on the capacity (1, 2 and 16 times
+        the longest), on the other members of the batch, or on the number of threads. What lies beyond is zero or untouched.
+        """
+        kernel = self.build(func)
+
+        def call(members: Sequence[int], capacity: int) -> list[np.ndarray]:
+            arrays = []
+            for given in inputs:
+                if isinstance(given, Ragged):
+                    arrays.append(given.batch(members, capacity))
+                elif isinstance(given, PerSample):
+                    arrays.append(given.array[list(members)])
+                else:
+                    arrays.append(np.array([lengths[m] for m in members]) if given is LENGTHS else given)
+            result = self.run(kernel, *arrays, np.full((len(members), *output.shape(capacity)), UNWRITTEN, np.float32))
+            valid = []
+            for y, member in zip(result, members, strict=True):
+                rows = output.rows(lengths[member])
+                beyond = y[_beyond(rows, output.axis)]
+                np.testing.assert_array_equal(beyond, 0 if output.zero else UNWRITTEN, err_msg="beyond the valid rows")
+                valid.append(y[_first(rows, output.axis)])
+            return valid
+
+        everyone, longest = range(len(lengths)), max(lengths)
+        first = call(everyone, longest)
+        assert self.error(first, reference) <= tolerance
+        for name, again in {
+            "capacity 2x": call(everyone, 2 * longest),
+            "capacity 16x": call(everyone, 16 * longest),
+            "alone": [call([m], longest)[0] for m in everyone],
+            "one thread": self.one_thread(lambda: call(everyone, longest)),
+        }.items():
+            for member, (y, z) in enumerate(zip(first, again, strict=True)):
+                assert y.tobytes() == z.tobytes(), f"{name}: sample {member} differs"
+
+    def one_thread(self, action: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
+        """Runs ``action`` in a thread pool of one."""
+        configure = tvm.get_global_func("runtime.config_threadpool")
+        configure(1, 1)
+        try:
+            return action()
+        finally:
+            configure(1, 2)
+
+
+@pytest.fixture(scope="session")
+def harness() -> Iterator[Harness]:
+    """The shared helpers."""
+    yield Harness()
