@@ -293,8 +293,8 @@ def _spoken_mark(mark: str, opens: bool) -> str:
 # --- espeak-ng ---
 
 _LOADING = threading.Lock()
-_WORDS_PER_CALL = 60
-"""Espeak breaks longer texts by itself, but then anywhere."""
+_LETTERS_PER_CALL = 200
+"""Espeak breaks longer texts anywhere, and leaves out most of a word of thousands of letters."""
 
 # Longer keys first; each was checked against misaki's dictionaries.
 _ENGLISH = (
@@ -374,16 +374,24 @@ class _Espeak:
         return [replace(t, phonemes=t.text) if t.text.strip('"') == "" else t for t in tokens]
 
     def _clause(self, clause: str) -> list[Token]:
-        """Tokens of a stretch without punctuation, a few words of context at a time."""
-        words = clause.split()
+        """Tokens of a stretch without punctuation, some words of context at a time."""
         tokens: list[Token] = []
-        for at in range(0, len(words), _WORDS_PER_CALL):
-            tokens += self._words(words[at : at + _WORDS_PER_CALL])
-        return tokens
+        batch: list[str] = []
+        for word in clause.split():
+            if batch and len(" ".join([*batch, word])) > _LETTERS_PER_CALL:
+                tokens += self._words(batch)
+                batch = []
+            batch.append(word)
+        return tokens + self._words(batch)
 
     def _words(self, words: list[str]) -> list[Token]:
         """Speaks words together, for their stress and liaison, and finds each again in what came out."""
-        spoken = self._speak(" ".join(words))
+        text = " ".join(words)
+        # Only a word that is longer than the limit by itself still has to be cut.
+        pieces = [text[at : at + _LETTERS_PER_CALL] for at in range(0, len(text), _LETTERS_PER_CALL)]
+        spoken = " ".join(map(self._speak, pieces))
+        if len(pieces) > 1:
+            return [Token(text, spoken, " ")]
         parts = spoken.split(" ")
         # Espeak joins function words and spells numbers out; with neither, words correspond one to one.
         if len(parts) != len(words) or not all(w.replace("'", "").replace("-", "").isalpha() for w in words):
