@@ -38,11 +38,12 @@ def _parity_sign(x: Expr) -> Expr:
     return T.float64(1) - T.float64(2) * (n - T.float64(2) * T.floor(n * T.float64(0.5)))
 
 
-def _weighted_noise(noise: T.Buffer, weight: T.Buffer, b: Expr, t: Expr, harmonics: int) -> Expr:
+def _weighted_noise_and_bias(noise: T.Buffer, weight: T.Buffer, bias: T.Buffer, spread: Expr, b: Expr, t: Expr) -> Expr:
+    """``spread * noise[b, t] · weight + bias``; a Python loop, to stay one expression in a vectorized loop."""
     value = T.float64(0)
-    for h in range(harmonics):
+    for h in range(int(weight.shape[0])):
         value = T.fma(T.cast(noise[b, t, h], "float64"), T.cast(weight[h], "float64"), value)
-    return value
+    return T.fma(value, spread, T.cast(bias[0], "float64"))
 
 
 def kernel(
@@ -106,30 +107,29 @@ def kernel(
                     if i < n:
                         before: T.int64 = T.max(i - 1 + q % 2, T.int64(0))
                         after: T.int64 = T.min(i + q % 2, n - 1)
-                        slope = T.alloc_buffer((1,), "float64", scope="local")
                         sine = T.alloc_buffer((harmonics,), "float64", scope="local")
                         # Before the first centre and after the last one the phase stands still (clamped interpolation).
-                        slope[0] = T.Select(before == after, T.float64(0), T.cast(f0[b, after], "float64") / T.float64(sampling_rate))
+                        slope: T.float64 = T.Select(before == after, T.float64(0), T.cast(f0[b, after], "float64")) / T.float64(
+                            sampling_rate
+                        )
                         voiced: T.bool = f0[b, i] > T.float32(voiced_threshold)
                         start: T.float64 = vector_math_f64.turns(C[before] * T.float64(cycles_per_sum))
                         offset: T.float64 = T.float64(0.5) + T.Select(q % 2 == 0, T.float64(half), T.float64(0))
-                        for h in range(harmonics):
-                            sine[h] = (
-                                T.Select(voiced, T.float64(sine_amplitude), T.float64(0))
-                                * T.cast(weight[h], "float64") * _parity_sign(T.cast(h + 1, "float64") * slope[0])
-                            )
+                        amplitude: T.float64 = T.Select(voiced, T.float64(sine_amplitude), T.float64(0))
                         spread: T.float64 = T.Select(voiced, T.float64(noise_std), T.float64(sine_amplitude / 3))
+                        for h in range(harmonics):
+                            sign: T.float64 = _parity_sign(T.cast(h + 1, "float64") * slope)
+                            sine[h] = T.cast(weight[h], "float64") * amplitude * sign
                         for v in range(vectors):
                             # The last vector overlaps the one before it: no tail loop.
                             j0: T.int64 = T.min(v * lanes, half - lanes)
                             t: T.int64 = i * upsample + q % 2 * half + j0
                             theta = T.alloc_buffer((lanes,), "float64", scope="local")
                             twice_cos = T.alloc_buffer((lanes,), "float64", scope="local")
+                            # Clenshaw: sum of sine[h] sin((h + 1) θ) = sin(θ) U[0], U[h] = sine[h] + 2 cos(θ) U[h + 1] - U[h + 2].
                             U = T.alloc_buffer((harmonics + 2, lanes), "float64", scope="local")
                             for j in T.vectorized(lanes):
-                                theta[j] = vector_math_f64.turns(
-                                    T.fma(T.cast(j0 + j, "float64") + offset, slope[0], start)
-                                )
+                                theta[j] = vector_math_f64.turns(T.fma(T.cast(j0 + j, "float64") + offset, slope, start))
                             for j in T.vectorized(lanes):
                                 twice_cos[j] = T.float64(2) * vector_math_f64.cos_turns(theta[j])
                             for k in T.unroll(2):
@@ -142,8 +142,9 @@ def kernel(
                                     )
                             for j in T.vectorized(lanes):
                                 U[1, j] = T.fma(
-                                    vector_math_f64.sin_turns(theta[j]), U[0, j],
-                                    T.fma(_weighted_noise(noise, weight, b, t + j, harmonics), spread, T.cast(bias[0], "float64")),
+                                    vector_math_f64.sin_turns(theta[j]),
+                                    U[0, j],
+                                    _weighted_noise_and_bias(noise, weight, bias, spread, b, t + j),
                                 )
                             for j in T.vectorized(lanes):
                                 Y[b, t + j] = T.cast(vector_math_f64.tanh(U[1, j]), "float32")

@@ -60,13 +60,16 @@ def _store_samples(samples: T.Buffer, spectrum: T.Buffer, matrix: np.ndarray, ro
     window_square = hann_window(n_fft) ** 2
     for p in range(hop):
         with T.vectorized(lanes) as j:
-            value, envelope = T.float64(0), T.float64(0)
+            total, envelope = T.float64(0), T.float64(0)
             for m in range(p, n_fft, hop):
                 frame = row + (overlap - 1 - m // hop) + j
-                envelope = T.fma(spectrum[channels, frame], T.float64(float(window_square[m])), envelope)
+                # One chain of additions per frame: a single one would wait for itself.
+                value = T.float64(0)
                 for k in np.flatnonzero(matrix[m]):
                     value = T.fma(spectrum[int(k), frame], T.float64(float(matrix[m, k])), value)
-            T.buffer_store(samples, value / envelope, [p, j])
+                total = total + value
+                envelope = T.fma(spectrum[channels, frame], T.float64(float(window_square[m])), envelope)
+            T.buffer_store(samples, total / envelope, [p, j])
 
 
 def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
