@@ -62,18 +62,19 @@ def test_symbols_are_those_of_the_published_model():
 
 
 # Text and phonemes as misaki writes them for the model.
-KNOWN = [
-    ("The quick brown fox jumps over the dog.", "ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə dˈɔɡ."),
-    (
-        "The ancient lighthouse stood alone on the rocky cliff, its beam sweeping across dark waters with the patience of "
-        "centuries. Ships had come and gone, storms had battered its walls, yet still it turned, guiding sailors home.",
-        "ði ˈAnʧənt lˈIthˌWs stˈʊd əlˈOn ˌɔn ðə ɹˈɑki klˈɪf, ɪts bˈim swˈipɪŋ əkɹˈɔs dˈɑɹk wˈɔTəɹz wɪð ðə pˈAʃəns ʌv "
-        "sˈɛnʧəɹiz. ʃˈɪps hæd kˈʌm ænd ɡˈɔn, stˈɔɹmz hæd bˈæTəɹd ɪts wˈɔlz, jˈɛt stˈɪl ɪt tˈɜɹnd, ɡˈIdɪŋ sˈAləɹz hˈOm.",
-    ),
-]
+SHORT = "The quick brown fox jumps over the dog."
+SHORT_MISAKI = "ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə dˈɔɡ."
+LONG = (
+    "The ancient lighthouse stood alone on the rocky cliff, its beam sweeping across dark waters with the patience of "
+    "centuries. Ships had come and gone, storms had battered its walls, yet still it turned, guiding sailors home."
+)
+LONG_MISAKI = (
+    "ði ˈAnʧənt lˈIthˌWs stˈʊd əlˈOn ˌɔn ðə ɹˈɑki klˈɪf, ɪts bˈim swˈipɪŋ əkɹˈɔs dˈɑɹk wˈɔTəɹz wɪð ðə pˈAʃəns ʌv "
+    "sˈɛnʧəɹiz. ʃˈɪps hæd kˈʌm ænd ɡˈɔn, stˈɔɹmz hæd bˈæTəɹd ɪts wˈɔlz, jˈɛt stˈɪl ɪt tˈɜɹnd, ɡˈIdɪŋ sˈAləɹz hˈOm."
+)
 
 
-@pytest.mark.parametrize(("text", "misaki"), KNOWN)
+@pytest.mark.parametrize(("text", "misaki"), [(SHORT, SHORT_MISAKI), (LONG, LONG_MISAKI)])
 def test_english_is_close_to_misaki(english, text, misaki):
     words, expected = say(english, text).split(), misaki.split()
     assert len(words) == len(expected)
@@ -213,8 +214,8 @@ def test_random_text_in_every_language(speakers):
 
 
 def test_a_very_long_word_and_a_very_long_clause_are_spoken_whole(english):
-    assert say(english, "ab" * 2000).count("b") > 1900
-    assert len(say(english, "7" * 3000).split()) == 3000
+    assert say(english, "ab" * 2000).count("b") == 2000
+    assert say(english, "7" * 3000).count("sˈɛv") == 3000
     tokens = english("hello world " * 500)
     assert len(tokens) == 1000 and len({t.phonemes for t in tokens}) == 2
 

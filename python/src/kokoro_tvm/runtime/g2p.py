@@ -294,7 +294,10 @@ def _spoken_mark(mark: str, opens: bool) -> str:
 
 _LOADING = threading.Lock()
 _LETTERS_PER_CALL = 200
-"""Espeak breaks longer texts anywhere, and leaves out most of a word of thousands of letters."""
+"""Espeak breaks longer texts by itself, but then anywhere."""
+_TOO_LONG = re.compile(r"\d{25}|.{65}")
+_WORD_PART = re.compile(r"\d{1,24}|\D{1,64}")
+"""Espeak silently leaves out what follows the 27th digit of a number or some 80 letters of a word."""
 
 # Longer keys first; each was checked against misaki's dictionaries.
 _ENGLISH = (
@@ -378,20 +381,19 @@ class _Espeak:
         tokens: list[Token] = []
         batch: list[str] = []
         for word in clause.split():
-            if batch and len(" ".join([*batch, word])) > _LETTERS_PER_CALL:
+            too_long = _TOO_LONG.search(word)
+            if batch and (too_long or len(" ".join([*batch, word])) > _LETTERS_PER_CALL):
                 tokens += self._words(batch)
                 batch = []
-            batch.append(word)
-        return tokens + self._words(batch)
+            if too_long:
+                tokens.append(Token(word, " ".join(map(self._speak, _WORD_PART.findall(word))), " "))
+            else:
+                batch.append(word)
+        return tokens + self._words(batch) if batch else tokens
 
     def _words(self, words: list[str]) -> list[Token]:
         """Speaks words together, for their stress and liaison, and finds each again in what came out."""
-        text = " ".join(words)
-        # Only a word that is longer than the limit by itself still has to be cut.
-        pieces = [text[at : at + _LETTERS_PER_CALL] for at in range(0, len(text), _LETTERS_PER_CALL)]
-        spoken = " ".join(map(self._speak, pieces))
-        if len(pieces) > 1:
-            return [Token(text, spoken, " ")]
+        spoken = self._speak(" ".join(words))
         parts = spoken.split(" ")
         # Espeak joins function words and spells numbers out; with neither, words correspond one to one.
         if len(parts) != len(words) or not all(w.replace("'", "").replace("-", "").isalpha() for w in words):
