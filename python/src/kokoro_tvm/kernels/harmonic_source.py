@@ -108,10 +108,9 @@ def kernel(
                         before: T.int64 = T.max(i - 1 + q % 2, T.int64(0))
                         after: T.int64 = T.min(i + q % 2, n - 1)
                         sine = T.alloc_buffer((harmonics,), "float64", scope="local")
+                        frequency: T.float64 = T.cast(f0[b, after], "float64") / T.float64(sampling_rate)
                         # Before the first centre and after the last one the phase stands still (clamped interpolation).
-                        slope: T.float64 = T.Select(before == after, T.float64(0), T.cast(f0[b, after], "float64")) / T.float64(
-                            sampling_rate
-                        )
+                        slope: T.float64 = T.Select(before == after, T.float64(0), frequency)
                         voiced: T.bool = f0[b, i] > T.float32(voiced_threshold)
                         start: T.float64 = vector_math_f64.turns(C[before] * T.float64(cycles_per_sum))
                         offset: T.float64 = T.float64(0.5) + T.Select(q % 2 == 0, T.float64(half), T.float64(0))
