@@ -1,0 +1,69 @@
+/*!
+ * \file bilstm_bench.cc
+ * \brief Times the kernel alone, per code path: no framework, no comparison (that is kokoro_tvm.cli.bench_bilstm).
+ *
+ * Usage: bilstm_bench [threads]
+ */
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "bilstm.h"
+#include "thread_parallel_for.h"
+
+namespace {
+
+using namespace kokoro_tvm::bilstm;
+
+std::vector<float> Uniform(size_t count, float bound, std::mt19937* rng) {
+  std::uniform_real_distribution<float> distribution(-bound, bound);
+  std::vector<float> values(count);
+  for (float& v : values) v = distribution(*rng);
+  return values;
+}
+
+void Bench(Isa isa, int64_t batch, int64_t steps, int64_t threads) {
+  const Shape shape{batch, steps, 640, 256};
+  const size_t rows = 2 * 4 * 256;
+  std::mt19937 rng(0);
+  const auto x = Uniform(static_cast<size_t>(batch * steps) * 640, 1.0f, &rng);
+  const auto w_ih = Uniform(rows * 640, 1.0f / 16, &rng), w_hh = Uniform(rows * 256, 1.0f / 16, &rng);
+  const auto b_ih = Uniform(rows, 1.0f / 16, &rng), b_hh = Uniform(rows, 1.0f / 16, &rng);
+  const std::vector<int64_t> lengths(static_cast<size_t>(batch), steps);
+  std::vector<float> y(static_cast<size_t>(batch * steps) * 512);
+  std::vector<char> scratch(ScratchBytes(shape, threads));
+  const Arrays arrays{x.data(), lengths.data(), w_ih.data(), w_hh.data(), b_ih.data(), b_hh.data(),
+                      nullptr,  nullptr,        y.data(),    nullptr,     nullptr};
+  const Executor executor = ThreadExecutor(threads);
+  std::vector<double> times;
+  for (int i = 0; i < 11; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    Run(shape, arrays, executor, scratch.data(), isa);
+    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(times.begin(), times.end());
+  // Multiply-adds of projection and recurrence, both directions.
+  const double gmac = 1e-9 * static_cast<double>(batch * steps) * rows * (640 + 256);
+  std::printf("%-8s  batch %lld x %3lld steps, %lld threads: median %7.2f ms, best %7.2f ms, %6.1f GFLOP/s\n",
+              IsaName(isa), static_cast<long long>(batch), static_cast<long long>(steps),
+              static_cast<long long>(threads), times[times.size() / 2], times[0], 2e3 * gmac / times[0]);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t threads = argc > 1 ? std::atoll(argv[1]) : 2;
+  if (threads < 1) {
+    std::fprintf(stderr, "bilstm_bench: got %s threads, expected at least 1\n", argv[1]);
+    return 2;
+  }
+  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kNeon}) {
+    if (!IsaSupported(isa)) continue;
+    for (int64_t steps : {64, 256, 512}) Bench(isa, 1, steps, threads);
+    Bench(isa, 8, 512, threads);
+  }
+  return 0;
+}

@@ -1,0 +1,57 @@
+/*! \file kernels_avx512.cc \brief The inner kernels for AVX-512. Compiled with -mavx512f -mavx2 -mfma. */
+#include <immintrin.h>
+
+#include "kernels_impl.h"
+
+namespace kokoro_tvm {
+namespace bilstm {
+namespace {
+
+struct Avx512 {
+  using Reg = __m512;
+  static constexpr int64_t kLanes = 16;
+  static constexpr int kMaxRows = 6;
+
+  static Reg Zero() { return _mm512_setzero_ps(); }
+  static Reg Set(float v) { return _mm512_set1_ps(v); }
+  static Reg Load(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store(float* p, Reg v) { _mm512_storeu_ps(p, v); }
+  static __mmask16 Mask(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static Reg LoadPartial(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(Mask(n), p); }
+  static void StorePartial(float* p, Reg v, int64_t n) { _mm512_mask_storeu_ps(p, Mask(n), v); }
+  static Reg Add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+  static Reg Sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+  static Reg Mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  static Reg Div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+  static Reg MulAdd(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg Max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+  static Reg Min(Reg a, Reg b) { return _mm512_min_ps(a, b); }
+  static Reg Abs(Reg v) { return _mm512_abs_ps(v); }
+  static Reg CopySign(Reg magnitude, Reg sign) {
+    // Bits: sign where the mask is set, magnitude elsewhere (truth table of "mask ? a : b").
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(static_cast<int>(0x80000000u)),
+                                                         _mm512_castps_si512(sign), _mm512_castps_si512(magnitude),
+                                                         0xCA));
+  }
+  static Reg Round(Reg v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Reg Pow2(Reg n) {
+    const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+  }
+  static __m256 Halve(Reg v) {
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+    return _mm256_add_ps(_mm512_castps512_ps256(v), upper);
+  }
+  static void StoreSums4(float* out, const float* addend, Reg a, Reg b, Reg c, Reg d) {
+    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(Halve(a), Halve(b)), _mm256_hadd_ps(Halve(c), Halve(d)));
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+    _mm_storeu_ps(out, _mm_add_ps(sums, _mm_loadu_ps(addend)));
+  }
+};
+
+}  // namespace
+
+const Kernels kAvx512Kernels = {MatmulKernel<Avx512>, CellKernel<Avx512>};
+
+}  // namespace bilstm
+}  // namespace kokoro_tvm
