@@ -1,18 +1,19 @@
 """Harmonic source of the vocoder: F0 to an excitation signal, phase accumulated in float64.
 
-What it is: ``SineGen`` and ``SourceModuleHnNSF`` of kokoro's ``istftnet.py`` behind ``f0_upsamp``, in one pass. What it is not: a
-source of randomness; the noise is an input.
+What it is: ``SineGen`` and ``SourceModuleHnNSF`` of kokoro's ``istftnet.py`` behind ``f0_upsamp``, in one pass. What it is
+not: a source of randomness; the noise is an input.
 
-Shapes: f0 [B, F] Hz, lengths [B] int64 = valid F0 values, noise [B, F * upsample, harmonics], y [B, F * upsample]. F0 and noise
-beyond the valid length are never read (they may hold NaN), output beyond it is not written.
+Shapes: f0 [B, F] Hz, lengths [B] int64 = valid F0 values, noise [B, F * upsample, harmonics], y [B, F * upsample]. F0 and
+noise beyond the valid length are never read (they may hold NaN), output beyond it is not written.
 
 Why it is exact where float32 PyTorch loses 60 dB: between the centres of two frames the interpolated phase is linear,
-``upsample * c[i] + (j + 1/2) * f[i + 1]`` cycles with ``c`` the running sum of ``f = frac(harmonic * f0 / rate)``. Whole cycles drop
-out, so one running sum of F0 serves all harmonics. One trace of ``frac`` remains: the half in ``j + 1/2`` times the dropped whole
-number, which is the sign (-1)^floor(harmonic * f0 / rate). It matters for negative F0, where every floor is odd.
+``upsample * c[i] + (j + 1/2) * f[i + 1]`` cycles with ``c`` the running sum of ``f = frac(harmonic * f0 / rate)``. Whole
+cycles drop out, so one running sum of F0 serves all harmonics. One trace of ``frac`` remains: the half in ``j + 1/2`` times
+the dropped whole number, which is the sign (-1)^floor(harmonic * f0 / rate). It matters for negative F0, where every floor is
+-1.
 
-Then harmonic h is ``sin(h θ)`` of one common θ, and the weighted sum over the harmonics is Clenshaw's recurrence: one sine and one
-cosine per sample instead of one per harmonic.
+Then harmonic h is ``sin(h θ)`` of one common θ, and the weighted sum over the harmonics is Clenshaw's recurrence: one sine and
+one cosine per sample instead of one per harmonic.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def kernel(
                             t: T.int64 = i * upsample + q % 2 * half + j0
                             theta = T.alloc_buffer((lanes,), "float64", scope="local")
                             twice_cos = T.alloc_buffer((lanes,), "float64", scope="local")
-                            # Clenshaw: sum of sine[h] sin((h + 1) θ) = sin(θ) U[0], U[h] = sine[h] + 2 cos(θ) U[h + 1] - U[h + 2].
+                            # Clenshaw: sum of sine[h] sin((h + 1) θ) = sin(θ) U[0]
+                            # with U[h] = sine[h] + 2 cos(θ) U[h + 1] - U[h + 2].
                             U = T.alloc_buffer((harmonics + 2, lanes), "float64", scope="local")
                             for j in T.vectorized(lanes):
                                 theta[j] = vector_math_f64.turns(T.fma(T.cast(j0 + j, "float64") + offset, slope, start))

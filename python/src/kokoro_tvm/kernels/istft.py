@@ -1,18 +1,18 @@
 """Inverse short-time Fourier transform of the vocoder's last convolution, in float64 inside.
 
-What it is: the end of ``Generator.forward`` and ``TorchSTFT.inverse`` of kokoro's ``istftnet.py``: exp and sine of the convolution's
-channels, ``magnitude * exp(1j * phase)``, ``torch.istft`` (centred, periodic Hann window, normalised by the overlapping squares of
-the window). What it is not: kokoro's ``CustomSTFT``, which computes something else.
+What it is: the end of ``Generator.forward`` and ``TorchSTFT.inverse`` of kokoro's ``istftnet.py``: exp and sine of the
+convolution's channels, ``magnitude * exp(1j * phase)``, ``torch.istft`` (centred, periodic Hann window, normalised by the
+overlapping squares of the window). What it is not: kokoro's ``CustomSTFT``, which computes something else.
 
-Shapes: x [B, F, 2 * bins], log-magnitudes then the arguments of the sine; lengths [B] int64 = valid frames; y [B, N] with
-``N >= (lengths - 1) * hop``. Frames beyond the valid length are never read (they may hold NaN). This being the model's last
+Shapes: x [B, F, 2 * bins], log-magnitudes then the arguments of the sine; lengths [B] int64 = valid frames; y [B, N] with ``N
+>= (lengths - 1) * hop``. Frames beyond the valid length are never read (they may hold NaN). This being the model's last
 kernel, samples beyond ``(lengths - 1) * hop`` are written, as zeros.
 
 ``irfft`` takes no notice of the imaginary parts of the first and the last bin, and neither does this.
 
-One task transposes the spectra of its frames, so that the vector runs over frames and the inverse DFT consists of constants. Four
-frames overlap on each sample. A row that is 1 where a frame exists goes through the same overlap with the squared window: that is
-the normalisation, in the middle and at both ends.
+One task transposes the spectra of its frames, so that the vector runs over frames and the inverse DFT consists of constants.
+Four frames overlap on each sample. A row that is 1 where a frame exists goes through the same overlap with the squared window:
+that is the normalisation, in the middle and at both ends.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """Short-time Fourier transform to magnitude and phase, in float64 inside.
 
 What it is: ``TorchSTFT.transform`` of kokoro's ``istftnet.py`` (``torch.stft`` centred, reflect padding, periodic Hann window,
-onesided, then ``abs`` and ``angle``). What it is not: an FFT; with 20 points the sums themselves are cheaper than their bookkeeping.
+onesided, then ``abs`` and ``angle``). What it is not: an FFT; with 20 points the sums themselves are cheaper than their
+bookkeeping.
 
 Shapes: x [B, L], lengths [B] int64 = valid samples, y [B, F, 2 * bins] with ``F > lengths // hop``; y[..., :bins] is the
-magnitude, y[..., bins:] the phase in (-π, π]. The reflection happens at the valid end; samples beyond it are never read (they may
-hold NaN), frames beyond ``lengths // hop`` are not written.
+magnitude, y[..., bins:] the phase in [-π, π]. The reflection happens at the valid end; samples beyond it are never read (they
+may hold NaN), frames beyond ``lengths // hop`` are not written.
 
-The phase of a bin near ±π decides the sign of π, and everything downstream sees the difference: hence float64. Where the spectrum
-is real there is no sign to find, and the imaginary part has to be exactly zero: in the first and the last bin, and in a frame that
-is its own mirror image, which the reflection makes of frame 0. There an FFT's imaginary parts are rounding noise, so PyTorch's
-phase of a negative bin is π or -π by accident; here it is π. The sums therefore run over ``x[c + d] + x[c - d]`` (real part) and
-``x[c + d] - x[c - d]`` (imaginary part) around the centre c of the frame, which also halves them.
+The phase of a bin near ±π decides the sign of π, and everything downstream sees the difference: hence float64. Where the
+spectrum is real there is no sign to find, and the imaginary part has to be exactly zero: in the first and the last bin, and in
+a frame that is its own mirror image, which the reflection makes of frame 0. There an FFT's imaginary parts are rounding noise,
+so PyTorch's phase of a negative bin is π or -π by accident; here it is π. The sums therefore run over ``x[c + d] + x[c - d]``
+(real part) and ``x[c + d] - x[c - d]`` (imaginary part) around the centre c of the frame, which also halves them.
 
-One task unfolds its samples into ``hop`` phases, ``S[p, r]`` = sample ``r * hop + p``. Sample m of consecutive frames is then a
-contiguous row, so the vector runs over frames and the DFT matrix consists of constants.
+One task unfolds its samples into ``hop`` phases, ``S[p, r]`` = sample ``r * hop + p``. Sample m of consecutive frames is then
+a contiguous row, so the vector runs over frames and the DFT matrix consists of constants.
 """
 
 from __future__ import annotations
