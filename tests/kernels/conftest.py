@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tvm
 from tvm.target import codegen
+from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.kernels.tile import Tile
-from tvm.tirx import PrimFunc
 
 UNWRITTEN = 7.25
 """What an output holds before the kernel runs."""

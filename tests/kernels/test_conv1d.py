@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+
+from kokoro_tvm.kernels import conv1d
+from kokoro_tvm.kernels.conv1d import Conv1d
+
+CASES = {
+    "most_products": Conv1d(2048, 32, 3, padding_left=1, padding_right=1),
+    "one_tap": Conv1d(22, 50, 1),
+    "one_channel": Conv1d(1, 1, 3, padding_left=1, padding_right=1),
+    "no_bias": Conv1d(22, 50, 3, padding_left=1, padding_right=1, bias=False),
+    "many_channels": Conv1d(1090, 64, 3, padding_left=1, padding_right=1, affine=True, prologue="leaky", slope=0.2),
+    "dilated": Conv1d(22, 64, 11, dilation=5, padding_left=25, padding_right=25),
+    "leaky": Conv1d(22, 50, 7, padding_left=3, padding_right=3, prologue="leaky", slope=0.1),
+    "affine": Conv1d(22, 64, 3, padding_left=1, padding_right=1, affine=True),
+    "snake": Conv1d(22, 64, 3, padding_left=1, padding_right=1, prologue="snake"),
+    "affine_snake": Conv1d(22, 50, 7, dilation=3, padding_left=9, padding_right=9, affine=True, prologue="snake", residuals=1),
+    "gelu": Conv1d(64, 50, 1, epilogue="gelu"),
+    "residual": Conv1d(22, 64, 3, padding_left=1, padding_right=1, residuals=1, scale=0.5**0.5),
+    "two_residuals": Conv1d(22, 50, 3, padding_left=1, padding_right=1, residuals=2, scale=1 / 3),
+    "shifted_residual": Conv1d(22, 64, 3, padding_left=1, padding_right=1, residuals=1, residual_shift=1),
+    "strided_6": Conv1d(22, 64, 12, stride=6, padding_left=3, padding_right=3),
+    "strided_2": Conv1d(1, 1, 3, stride=2, padding_left=1, padding_right=1),
+    "transposed_10": Conv1d(22, 64, 2, padding_left=1, padding_right=1, phases=10, crop=5, prologue="leaky", slope=0.1),
+    "transposed_6_reflect": Conv1d(22, 64, 2, padding_left=1, padding_right=1, phases=6, crop=3, reflect=1, residuals=1),
+}
+
+
+def _tolerance(conv: Conv1d) -> float:
+    """Rounding errors of one running sum add up like a random walk: measured 1.6e-6 at 2048 products, 3.2e-6 at 6144."""
+    return conv1d.TOLERANCE * max(1.0, (conv.c_in * conv.taps / 2048) ** 0.5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_twin(harness, name):
+    conv, width = CASES[name], harness.tile.width
+    rows, block = harness.tile.rows, harness.tile.block
+    # A strided kernel needs some rows; its tile boundaries lie at multiples of the stride.
+    lengths = [max(n * conv.stride, conv.stride) for n in (1, rows - 1, rows, 2, rows + 1, block + 1)]
+    x = harness.ragged(lengths, conv.c_in)
+    weight = harness.normal(conv.phases * conv.c_out, conv.c_in, conv.taps)
+    bias = harness.normal(conv.c_out) if conv.bias else None
+    coef = harness.normal(len(lengths), 2, conv.c_in) if conv.affine else None
+    alpha = None
+    if conv.prologue == "snake":
+        alpha = harness.rng.uniform(0.2, 3.0, (1, conv.c_in)).astype(np.float32)
+        alpha = np.concatenate([alpha, 1 / alpha])
+
+    def shifted(n: int) -> int:
+        return ((conv.output_rows(n) - 1) >> conv.residual_shift) + 1
+
+    residuals = [harness.ragged(lengths, conv.c_out, rows=r) for r in (shifted, conv.output_rows)[: conv.residuals]]
+    packed_bias = None if bias is None else conv1d.pack_bias(bias, width)
+    optional = [packed_bias, None if coef is None else harness.PerSample(coef), alpha, *residuals]
+    harness.check(
+        conv1d.kernel(conv, harness.tile),
+        [x, harness.LENGTHS, conv1d.pack_weight(weight, width), *(a for a in optional if a is not None)],
+        lengths,
+        harness.Output(lambda n: (conv.output_rows(n), conv.c_out), rows=conv.output_rows),
+        [
+            conv1d.reference(
+                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
+                tuple(r.samples[b][None] for r in residuals),
+            )[0]
+            for b, s in enumerate(x.samples)
+        ],
+        _tolerance(conv),
+    )
+
+
+def test_transposed_channels_must_fill_the_tile(harness):
+    with pytest.raises(ValueError, match="no multiple of the tile width"):
+        conv1d.kernel(Conv1d(22, 50, 2, phases=2), harness.tile)
+
+
+@pytest.mark.parametrize(
+    ("conv", "options"),
+    [
+        (Conv1d(5, 4, 7, dilation=3, padding_left=9, padding_right=9), {"padding": 9, "dilation": 3}),
+        (Conv1d(5, 4, 12, stride=6, padding_left=3, padding_right=3), {"padding": 3, "stride": 6}),
+    ],
+)
+def test_twin_is_pytorch(conv, options):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    x, bias = rng.standard_normal((1, 24, 5)), rng.standard_normal(4)
+    weight = rng.standard_normal((4, 5, conv.taps))
+    columns = torch.tensor(x.transpose(0, 2, 1))
+    expected = torch.nn.functional.conv1d(columns, torch.tensor(weight), torch.tensor(bias), **options)[0].numpy().T
+    np.testing.assert_allclose(conv1d.reference(conv, x, [24], weight, bias)[0], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stride", "reflect"), [(10, 0), (6, 1)])
+def test_transposed_is_pytorch(harness, stride, reflect):
+    """The polyphase packing: a kernel of 2 * stride taps and padding stride / 2, as the generator's up-sampling has."""
+    torch = pytest.importorskip("torch")
+    c_in, c_out, n = 22, 64, 31
+    conv = Conv1d(c_in, c_out, 2, padding_left=1, padding_right=1, phases=stride, crop=stride // 2, reflect=reflect)
+    x, bias = harness.normal(1, n, c_in), harness.normal(c_out)
+    weight = harness.normal(c_in, c_out, 2 * stride)
+    columns, w, shift = (torch.tensor(a).double() for a in (x.transpose(0, 2, 1), weight, bias))
+    expected = torch.nn.functional.conv_transpose1d(columns, w, shift, stride, stride // 2)
+    expected = torch.nn.functional.pad(expected, (reflect, 0), "reflect")[0].numpy().T
+    assert len(expected) == conv.output_rows(n)
+    width = harness.tile.width
+    y = harness.run(
+        harness.build(conv1d.kernel(conv, harness.tile)),
+        x,
+        np.array([n]),
+        conv1d.pack_transposed_weight(weight, stride, width),
+        conv1d.pack_bias(bias, width),
+        np.zeros((1, *expected.shape), np.float32),
+    )
+    assert harness.error(y, expected[None]) <= conv1d.TOLERANCE
