@@ -32,7 +32,7 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
         tile: For the vector width.
 
     Returns:
-        ``f(x [B, T, C], lengths [B], affine [B, S], weight [C], bias [C], coef [B, 2, C], offset)``. ``affine`` holds the
+        ``f(x [B, T, C], lengths [B], affine [B, S], weight [C], bias [C], offset, coef [B, 2, C])``. ``affine`` holds the
         style's projections for every norm of a component; this norm's gamma starts at column ``offset`` (an int64 scalar,
         so that all norms of one width share a kernel), its beta C columns later. ``coef[:, 0]`` is the scale.
     """
@@ -44,8 +44,8 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
 
     @T.prim_func
     def adain(
-        x_h: T.handle, lengths_h: T.handle, affine_h: T.handle, weight_h: T.handle, bias_h: T.handle, coef_h: T.handle,
-        offset: T.int64,
+        x_h: T.handle, lengths_h: T.handle, affine_h: T.handle, weight_h: T.handle, bias_h: T.handle, offset: T.int64,
+        coef_h: T.handle,
     ):
         T.func_attr({"tirx.noalias": True})
         B = T.int64()

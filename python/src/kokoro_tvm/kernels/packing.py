@@ -1,0 +1,37 @@
+"""Weight layouts that kernels expect, by name.
+
+What it is: the one list of transformations from an exported weight to the form its kernel reads, applied once at compile time.
+The passes refer to a layout by name so that the graph says what its parameters have to look like.
+What it is not: aware of models or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kokoro_tvm.kernels import bilstm, conv1d, style_linear
+from kokoro_tvm.kernels.tile import Tile
+
+Packer = Callable[[np.ndarray, Tile], np.ndarray]
+
+_PACKERS: dict[str, Packer] = {
+    "conv1d": lambda w, tile: conv1d.pack_weight(w, tile.width),
+    "bias": lambda b, tile: conv1d.pack_bias(b, tile.width),
+    "style_linear": lambda w, tile: style_linear.pack_weight(w, tile.width),
+    "gates": lambda w, tile: conv1d.pack_weight(w.reshape(-1, w.shape[2], 1), tile.width),
+    "recurrent": lambda w, _: bilstm.pack_recurrent(w),
+}
+
+
+def pack(layout: str, weight: np.ndarray, tile: Tile) -> np.ndarray:
+    """Applies the layout ``conv1d``, ``bias``, ``style_linear``, ``gates``, ``recurrent`` or ``transposed:<stride>``.
+
+    Raises:
+        KeyError: There is no such layout.
+    """
+    name, _, argument = layout.partition(":")
+    if name == "transposed":
+        return conv1d.pack_transposed_weight(weight, int(argument), tile.width)
+    return np.ascontiguousarray(_PACKERS[name](weight, tile))

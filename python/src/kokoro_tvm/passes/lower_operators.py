@@ -1,0 +1,341 @@
+"""Pass: operators of the vocabulary to kernels.
+
+``call_dps_packed("kokoro_tvm.conv1d", …)`` becomes ``call_tir`` of the kernel specialised to its shapes and attributes; weights
+get the layout their kernel reads, named in the function attribute ``kokoro_tvm.packing``. ``--lstm-method`` is decided here: the
+extern, or the TIR recurrence behind a convolution that does the input projection.
+
+What it is: one rule per operator. What it is not: kernels (``kernels/``) or their semantics (``export/ops.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from kokoro_tvm.kernels import (
+    ada_layer_norm,
+    adain,
+    append_style,
+    attention,
+    bilstm,
+    concat,
+    conv1d,
+    depthwise_upsample,
+    embed,
+    harmonic_source,
+    istft,
+    layer_norm,
+    layout,
+    sigmoid_sum,
+    stft,
+    style_linear,
+)
+from kokoro_tvm.kernels.packing import pack
+from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.ops import NAMESPACE
+
+LstmMethod = Literal["extern", "tir"]
+
+PACKING = "kokoro_tvm.packing"
+"""Function attribute: JSON object from weight parameter to layout name (``kernels.packing``)."""
+
+
+@dataclass
+class OperatorCall:
+    """One operator: its tensors by argument name (lists as lists), attributes and output type."""
+
+    tensors: dict[str, Any]
+    attributes: dict[str, Any]
+    type: relax.TensorType
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tensors.get(name)
+
+    def channels(self, name: str = "x") -> int:
+        """The last extent of a tensor."""
+        return _extent(self.tensors[name], -1)
+
+    def present(self, *names: str) -> list[relax.Expr]:
+        """Those of the named tensors that are there, in order."""
+        return [self.tensors[n] for n in names if n in self.tensors]
+
+
+def _extent(tensor: relax.Expr, axis: int) -> int:
+    return int(tensor.ty.shape.values[axis])
+
+
+@dataclass
+class Lowering:
+    """What a rule works with: the tile, the LSTM method, and where kernels and layouts are collected."""
+
+    tile: Tile
+    lstm_method: LstmMethod
+    builder: relax.BlockBuilder
+    layouts: dict[relax.Var, str] = field(default_factory=dict)
+
+    def call(self, kernel: tirx.PrimFunc, name: str, arguments: list[relax.Expr], out: relax.TensorType) -> relax.Call:
+        """A call of ``kernel``, which joins the module once per specialisation."""
+        return relax.call_tir(self.builder.add_func(kernel, name), relax.Tuple(arguments), out)
+
+    def packed(self, weight: relax.Var, layout_name: str) -> relax.Var:
+        """Notes that a weight has to be in a layout."""
+        if self.layouts.setdefault(weight, layout_name) != layout_name:
+            raise RuntimeError(f"{weight} is needed as {self.layouts[weight]} and as {layout_name}")
+        return weight
+
+
+@lru_cache(maxsize=None)
+def _conv1d_kernel(conv: conv1d.Conv1d, tile: Tile) -> tirx.PrimFunc:
+    return conv1d.kernel(conv, tile)
+
+
+def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+    a = call.attributes
+    conv = conv1d.Conv1d(
+        c_in=call.channels(),
+        c_out=_extent(call["weight"], 0),
+        taps=_extent(call["weight"], 2),
+        stride=a["stride"],
+        dilation=a["dilation"],
+        padding_left=a["padding"],
+        padding_right=a["padding"],
+        affine="coef" in call.tensors,
+        prologue=a["prologue"],
+        slope=a["slope"],
+        bias="bias" in call.tensors,
+        residuals=len(call.present("residual", "residual2")),
+        residual_shift=a["residual_shift"],
+        scale=a["scale"],
+        epilogue=a["epilogue"],
+    )
+    weights = [low.packed(call["weight"], "conv1d")] + [low.packed(b, "bias") for b in call.present("bias")]
+    rest = call.present("coef", "alpha", "residual", "residual2")
+    return low.call(_conv1d_kernel(conv, low.tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
+
+
+def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+    a = call.attributes
+    taps, stride = _extent(call["weight"], 2), a["stride"]
+    if taps % stride:
+        raise RuntimeError(f"transposed convolution of {taps} taps and stride {stride}: taps must be a multiple of the stride")
+    span = taps // stride - 1
+    conv = conv1d.Conv1d(
+        c_in=call.channels(),
+        c_out=_extent(call["weight"], 1),
+        taps=taps // stride,
+        padding_left=span,
+        padding_right=span,
+        phases=stride,
+        crop=a["padding"],
+        reflect=a["reflect"],
+        prologue="leaky",
+        slope=a["slope"],
+        residuals=len(call.present("residual")),
+    )
+    weights = [low.packed(call["weight"], f"transposed:{stride}"), low.packed(call["bias"], "bias")]
+    arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
+    return low.call(_conv1d_kernel(conv, low.tile), "conv_transpose1d", arguments, call.type)
+
+
+def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
+    names = ("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh")
+    if low.lstm_method == "extern":
+        return relax.call_dps_packed(f"{NAMESPACE}.bilstm", relax.Tuple(call.present(*names)), call.type)
+    batch, rows, _ = call["x"].ty.shape.values
+    hidden = _extent(call["w_hh"], 2)
+    conv = conv1d.Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1)
+    bias = low.builder.emit(relax.op.add(call["b_ih"], call["b_hh"]))
+    bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)))
+    projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates"), bias]
+    gates_type = relax.TensorType((batch, rows, 8 * hidden), "float32")
+    gates = low.builder.emit(low.call(_conv1d_kernel(conv, low.tile), "conv1d", projection, gates_type))
+    recurrence = [gates, call["lengths"], low.packed(call["w_hh"], "recurrent")]
+    return low.call(bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
+
+
+def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
+    kernel = style_linear.kernel(call.channels("style"), _extent(call["weight"], 0), low.tile)
+    weights = [low.packed(call["weight"], "style_linear"), low.packed(call["bias"], "bias")]
+    return low.call(kernel, "style_linear", [call["style"], *weights], call.type)
+
+
+def _adain(call: OperatorCall, low: Lowering) -> relax.Expr:
+    arguments = call.present("x", "lengths", "affine", "weight", "bias")
+    offset = tirx.IntImm("int64", call.attributes["offset"])
+    return low.call(adain.kernel(call.channels(), low.tile), "adain", [*arguments, offset], call.type)
+
+
+def _ada_layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
+    a = call.attributes
+    sizes = (call.channels(), call.channels("style"), call.channels("affine"))
+    kernel = ada_layer_norm.kernel(*sizes, a["offset"], a["eps"], low.tile)
+    return low.call(kernel, "ada_layer_norm", call.present("x", "lengths", "affine", "style"), call.type)
+
+
+def _layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
+    slope = call.attributes["slope"]
+    kernel = layer_norm.kernel(call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
+    return low.call(kernel, "layer_norm", call.present("x", "lengths", "weight", "bias"), call.type)
+
+
+def _embed(call: OperatorCall, low: Lowering) -> relax.Expr:
+    vocabulary, channels = (_extent(call["table"], axis) for axis in (0, 1))
+    kernel = embed.kernel(channels, vocabulary, "positions" in call.tensors, low.tile)
+    return low.call(kernel, "embed", call.present("ids", "lengths", "table", "positions"), call.type)
+
+
+def _attention(call: OperatorCall, low: Lowering) -> relax.Expr:
+    heads = call.attributes["heads"]
+    kernel = attention.kernel(heads, call.channels("qkv") // 3 // heads, low.tile)
+    return low.call(kernel, "attention", call.present("qkv", "lengths"), call.type)
+
+
+def _concat(call: OperatorCall, low: Lowering) -> relax.Expr:
+    xs = call["xs"]
+    kernel = concat.kernel(tuple(_extent(x, -1) for x in xs), low.tile)
+    return low.call(kernel, "concat", [*xs, call["lengths"]], call.type)
+
+
+def _depthwise_upsample(call: OperatorCall, low: Lowering) -> relax.Expr:
+    kernel = depthwise_upsample.kernel(call.channels(), call.attributes["slope"], low.tile)
+    return low.call(kernel, "depthwise_upsample", call.present("x", "lengths", "coef", "weight", "bias"), call.type)
+
+
+def _append_style(call: OperatorCall, low: Lowering) -> relax.Expr:
+    kernel = append_style.kernel(call.channels(), call.channels("style"))
+    return low.call(kernel, "append_style", call.present("x", "lengths", "style"), call.type)
+
+
+def _harmonic_source(call: OperatorCall, low: Lowering) -> relax.Expr:
+    a = {k: v for k, v in call.attributes.items() if k != "absent"}
+    kernel = harmonic_source.kernel(low.tile, harmonics=call.channels("noise"), **a)
+    return low.call(kernel, "harmonic_source", call.present("f0", "lengths", "noise", "weight", "bias"), call.type)
+
+
+def _spectral(module: Any, name: str) -> Rule:
+    def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
+        kernel = module.kernel(low.tile, call.attributes["n_fft"], call.attributes["hop"])
+        return low.call(kernel, name, call.present("x", "lengths"), call.type)
+
+    return rule
+
+
+def _rows(factory: Callable[[int, Tile], tirx.PrimFunc], name: str, axis: int = -1) -> Rule:
+    """A rule for kernels that depend on the channel count alone."""
+
+    def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
+        kernel = factory(_extent(call["x"], axis), low.tile)
+        return low.call(kernel, name, call.present("x", "lengths"), call.type)
+
+    return rule
+
+
+Rule = Callable[[OperatorCall, Lowering], relax.Expr]
+
+RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
+    "conv1d": (("x", "lengths", "weight", "bias", "coef", "alpha", "residual", "residual2"), _conv1d),
+    "conv_transpose1d": (("x", "lengths", "weight", "bias", "residual"), _conv_transpose1d),
+    "adain": (("x", "lengths", "affine", "weight", "bias"), _adain),
+    "depthwise_upsample": (("x", "lengths", "coef", "weight", "bias"), _depthwise_upsample),
+    "layer_norm": (("x", "lengths", "weight", "bias"), _layer_norm),
+    "ada_layer_norm": (("x", "lengths", "affine", "style"), _ada_layer_norm),
+    "append_style": (("x", "lengths", "style"), _append_style),
+    "embed": (("ids", "lengths", "table", "positions"), _embed),
+    "attention": (("qkv", "lengths"), _attention),
+    "bilstm": (("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh"), _bilstm),
+    "sigmoid_sum": (("x", "lengths"), _rows(sigmoid_sum.kernel, "sigmoid_sum")),
+    "to_rows": (("x", "lengths"), _rows(layout.to_rows, "to_rows", axis=1)),
+    "to_columns": (("x", "lengths"), _rows(layout.to_columns, "to_columns")),
+    "mask_rows": (("x", "lengths"), _rows(layout.mask_rows, "mask_rows")),
+    "concat": (("xs*", "lengths"), _concat),
+    "style_linear": (("style", "weight", "bias"), _style_linear),
+    "harmonic_source": (("f0", "lengths", "noise", "weight", "bias"), _harmonic_source),
+    "stft": (("x", "lengths"), _spectral(stft, "stft")),
+    "istft": (("x", "lengths"), _spectral(istft, "istft")),
+}
+"""Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
+
+
+def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> OperatorCall:
+    *tensors, last = arguments
+    attributes = json.loads(last.value)
+    names = [n for n in RULES[name][0] if n not in attributes["absent"]]
+    found: dict[str, Any] = {}
+    extra = len(tensors) - len(names)
+    for n in names:
+        if n.endswith("*"):
+            found[n[:-1]], tensors = tensors[: extra + 1], tensors[extra + 1 :]
+        else:
+            found[n], *tensors = tensors
+    return OperatorCall(found, attributes, out)
+
+
+@relax.expr_functor.mutator
+class _Mutator(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule, tile: Tile, lstm_method: LstmMethod) -> None:
+        super().__init__(module)
+        self.lowering = Lowering(tile, lstm_method, self.builder_)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if call.op != tvm.ir.Op.get("relax.call_dps_packed"):
+            return call
+        name = str(call.args[0].global_symbol).removeprefix(f"{NAMESPACE}.")
+        if name not in RULES:
+            return call
+        operator = _parsed(name, list(call.args[1].fields), call.ty_args[0])
+        return RULES[name][1](operator, self.lowering)
+
+
+@relax.expr_functor.mutator
+class _Substitute(relax.PyExprMutator):
+    """Replaces variables throughout an expression."""
+
+    def __init__(self, binding: dict[relax.Var, relax.Var]) -> None:
+        super().__init__()
+        self.binding = binding
+
+    def visit_var_(self, var: relax.Var) -> relax.Expr:
+        return self.binding.get(var, var)
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerOperators")
+class LowerOperators:
+    """See the module. ``tile`` is the target's register tile."""
+
+    def __init__(self, tile: Tile, lstm_method: LstmMethod = "extern") -> None:
+        self.tile = tile
+        self.lstm_method = lstm_method
+
+    def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        """Lowers every Relax function."""
+        for global_var, function in module.functions_items():
+            if isinstance(function, relax.Function):
+                mutator = _Mutator(module, self.tile, self.lstm_method)
+                lowered = mutator.visit_expr(function)
+                module = mutator.builder_.get()
+                module[global_var] = self._with_layouts(lowered, mutator.lowering.layouts)
+        return module
+
+    def _with_layouts(self, function: relax.Function, layouts: dict[relax.Var, str]) -> relax.Function:
+        """Gives the weight parameters the types of their layouts."""
+        binding, parameters = {}, []
+        for old in function.params:
+            if old not in layouts:
+                parameters.append(old)
+                continue
+            shape = [int(d) for d in old.ty.shape.values]
+            blank = np.broadcast_to(np.float32(0), shape)
+            packed = pack(layouts[old], blank, self.tile).shape
+            binding[old] = relax.Var(old.name, relax.TensorType(packed, "float32"))
+            parameters.append(binding[old])
+        body = _Substitute(binding).visit_expr(function.body)
+        names = {v.name: name for v, name in layouts.items()}
+        return relax.Function(parameters, body, function.ret_ty, attrs=function.attrs).with_attr(PACKING, json.dumps(names))
