@@ -1,7 +1,7 @@
 """Finds and loads what is written in C++: the externs that compiled models call, and the NumPy binding.
 
 What it is: the only module that knows where the shared libraries lie. What it is not: a build step, and no place for
-kernels; it imports neither ``tvm`` nor ``torch``, so loading takes milliseconds.
+kernels; it imports neither ``tvm`` nor ``torch``, which take seconds (tvm_ffi imports torch where it is installed).
 
 After :func:`load_externs` these tvm-ffi global functions exist; ``cpp/bilstm/bilstm_ffi.h`` is their contract:
 
