@@ -13,7 +13,7 @@ stage near unit scale. Four read-outs would still be arbitrary, so they are buil
 * N: an affine read-out, measured;
 * the log-magnitudes of the inverse STFT: spread and level, measured.
 
-Measured in float64 and rounded to 2⁻²⁰, so that thread count and CPU do not show in the weights.
+Measured in float64 and rounded to 2⁻²⁰, so that the thread count does not show in the weights.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ AUDIO_PEAK = 0.33
 Sample = tuple[torch.Tensor, torch.Tensor]
 """Token ids int64 [1, N] and a style row [1, 256] to calibrate on."""
 
-_CALIBRATION_PHONEMES = 30
-_CALIBRATION_SAMPLES = 64
-_AUDIO_SAMPLES = 3
+_CALIBRATION_PHONEMES = 24
+_CALIBRATION_SAMPLES = 48
+_AUDIO_SAMPLES = 2
 
 
 class Draw:
