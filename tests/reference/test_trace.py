@@ -16,13 +16,16 @@ from kokoro_tvm.reference.trace import Trace, trace
 IDS = torch.tensor([[0, 50, 83, 54, 156, 31, 16, 65, 156, 87, 123, 54, 46, 0]])
 STYLE = synthetic_voice(7)[11]
 NOISE = components.seeded_noise(3)
-NAMES = (
-    "bert d_en duration_encoder.lstm.0 duration_encoder.norm.0 d duration.lstm duration pred_dur en f0n.shared "
-    "f0n.f0.0 f0n.f0.1 f0n.f0.2 f0 f0n.n.0 f0n.n.1 f0n.n.2 n text_encoder.cnn.0 text_encoder.lstm t_en asr decoder.f0 "
-    "decoder.n decoder.encode decoder.asr_res decoder.decode.0 decoder.decode.1 decoder.decode.2 decoder.decode.3 "
-    "har_source har_magnitude har_phase noise_conv.0 noise_res.0 ups.0 resblocks.0 noise_conv.1 noise_res.1 ups.1 "
-    "resblocks.1 conv_post spectrum phase audio "
-).split()
+# fmt: off
+NAMES = [
+    "bert", "d_en", "duration_encoder.lstm.0", "duration_encoder.norm.0", "d", "duration.lstm", "duration",
+    "pred_dur", "en", "f0n.shared", "f0n.f0.0", "f0n.f0.1", "f0n.f0.2", "f0", "f0n.n.0", "f0n.n.1", "f0n.n.2", "n",
+    "text_encoder.cnn.0", "text_encoder.lstm", "t_en", "asr", "decoder.f0", "decoder.n", "decoder.encode",
+    "decoder.asr_res", "decoder.decode.0", "decoder.decode.1", "decoder.decode.2", "decoder.decode.3", "har_source",
+    "har_magnitude", "har_phase", "noise_conv.0", "noise_res.0", "ups.0", "resblocks.0", "noise_conv.1",
+    "noise_res.1", "ups.1", "resblocks.1", "conv_post", "spectrum", "phase", "audio",
+]
+# fmt: on
 
 
 @pytest.fixture(scope="module")
