@@ -1,0 +1,287 @@
+"""From a checkpoint to an artifact.
+
+What it is: the library entry point behind ``port_encoder``, ``port_decoder`` and ``kokoro-tvm compile``.
+What it is not: argument parsing or printing (``cli``); ``listener`` hears what goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvm import relax
+
+from kokoro_tvm import native
+from kokoro_tvm.artifact import (
+    MANIFEST,
+    CheckpointRecord,
+    ComponentRecord,
+    FileRecord,
+    Manifest,
+    TargetRecord,
+    component_interface,
+    copy_file,
+    file_record,
+    read_manifest,
+    write_manifest,
+    write_weights,
+)
+from kokoro_tvm.errors import ArtifactError, InputError, OutputError
+from kokoro_tvm.export.program import RelaxComponent, export_program, to_relax
+from kokoro_tvm.kernels.packing import pack
+from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
+from kokoro_tvm.passes.pipeline import pipeline
+from kokoro_tvm.stages import COMPONENTS
+from kokoro_tvm.targets import CpuTarget, cpu_target
+
+if TYPE_CHECKING:
+    from kokoro_tvm.reference.checkpoint import Checkpoint
+
+LSTM_METHODS = ("extern", "tir")
+DEFAULT_SEQ_LEN = 512
+
+Listener = Callable[[str, str], None]
+"""Told the component and the phase that begins."""
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Everything that decides what is built, resolved.
+
+    Attributes:
+        target: The CPU.
+        target_name: The name it was asked for by.
+        seq_len: Most tokens of an utterance, begin and end markers included.
+        aligned_len: Most duration frames of an utterance.
+        lstm_method: ``extern`` or ``tir``.
+        dump_directory: Where to leave readable IR of every phase, if anywhere.
+    """
+
+    target: CpuTarget
+    target_name: str
+    seq_len: int
+    aligned_len: int
+    lstm_method: str
+    dump_directory: Path | None = None
+
+    @classmethod
+    def resolve(
+        cls,
+        checkpoint: Checkpoint,
+        target: str = "llvm",
+        mcpu: str | None = None,
+        seq_len: int = DEFAULT_SEQ_LEN,
+        aligned_len: int | None = None,
+        lstm_method: str = "extern",
+        dump_directory: Path | None = None,
+    ) -> CompileOptions:
+        """Checks the options against the model and each other.
+
+        Args:
+            checkpoint: For the model's own limits.
+            target: See ``targets``.
+            mcpu: See ``targets``.
+            seq_len: Capacity in tokens, at most the model's positions.
+            aligned_len: Capacity in frames; by default what ``seq_len`` tokens of the longest duration can need.
+            lstm_method: ``extern`` or ``tir``.
+            dump_directory: See the class.
+
+        Raises:
+            InputError: Naming everything that is wrong.
+        """
+        config = checkpoint.config
+        most = config.plbert.max_position_embeddings
+        problems = []
+        if not 3 <= seq_len <= most:
+            problems.append(f"--seq-len must lie within 3..{most} (the model's positions), got {seq_len}")
+        if aligned_len is None:
+            aligned_len = seq_len * config.max_dur
+        if aligned_len < 3:
+            problems.append(f"--aligned-len must be at least 3 frames, got {aligned_len}")
+        if lstm_method not in LSTM_METHODS:
+            problems.append(f"--lstm-method must be one of {', '.join(LSTM_METHODS)}, got {lstm_method!r}")
+        if problems:
+            raise InputError("; ".join(problems))
+        return cls(cpu_target(target, mcpu), target, seq_len, aligned_len, lstm_method, dump_directory)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of each, for display before work begins."""
+        return [
+            ("target", f"{self.target_name} ({self.target.system} {self.target.machine})"),
+            ("cpu", self.target.mcpu),
+            ("features", " ".join(self.target.features) or "baseline"),
+            ("register tile", f"{self.target.tile.rows} x {self.target.tile.width}"),
+            ("capacity", f"{self.seq_len} tokens, {self.aligned_len} frames"),
+            ("lstm", self.lstm_method),
+        ]
+
+
+def compile_artifact(
+    names: Sequence[str],
+    checkpoint: Checkpoint,
+    options: CompileOptions,
+    directory: Path | str,
+    force: bool = False,
+    listener: Listener | None = None,
+) -> Manifest:
+    """Compiles components into an artifact folder.
+
+    A folder that already is an artifact of the same build gains or replaces these components. Everything is built beside it
+    first: a failure leaves it as it was.
+
+    Args:
+        names: Component names.
+        checkpoint: The weights.
+        options: What to build.
+        directory: The artifact folder.
+        force: Start over if the folder holds an artifact of another build.
+        listener: Told of each phase.
+
+    Raises:
+        InputError: An unknown component.
+        ArtifactError: The folder holds something else, or another build and ``force`` is off.
+        OutputError: The folder cannot be written.
+    """
+    unknown = [n for n in names if n not in COMPONENTS]
+    if unknown:
+        raise InputError(f"unknown component {', '.join(unknown)}; expected some of: {', '.join(COMPONENTS)}")
+    directory = Path(directory).resolve()
+    manifest = _blank_manifest(checkpoint, options)
+    before = _existing(directory, manifest, force)
+    staging = _staging(directory)
+    try:
+        from kokoro_tvm.reference.checkpoint import build_model
+
+        model = build_model(checkpoint)
+        extern = _ship_extern(staging, options)
+        records = dict(before.components) if before else {}
+        for name in names:
+            announce = (lambda phase, name=name: listener(name, phase)) if listener else None
+            if announce:
+                announce("export")
+            component = to_relax(name, export_program(name, model))
+            records[name] = _compile_one(component, options, staging, announce)
+        ordered = {n: records[n] for n in COMPONENTS if n in records}
+        manifest = replace(manifest, extern=extern, components=ordered)
+        _install(staging, directory, manifest)
+        return manifest
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _blank_manifest(checkpoint: Checkpoint, options: CompileOptions) -> Manifest:
+    target = options.target
+    return Manifest(
+        kokoro_tvm=importlib.metadata.version("kokoro-tvm"),
+        tvm=importlib.metadata.version("apache-tvm"),
+        tvm_ffi=importlib.metadata.version("apache-tvm-ffi"),
+        target=TargetRecord(options.target_name, target.mcpu, target.machine, target.system, target.features),
+        lstm_method=options.lstm_method,
+        seq_len=options.seq_len,
+        aligned_len=options.aligned_len,
+        checkpoint=CheckpointRecord(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic),
+        config=checkpoint.config.to_dict(),
+    )
+
+
+def _existing(directory: Path, manifest: Manifest, force: bool) -> Manifest | None:
+    """The manifest of the folder if its components can stay; None if the folder starts out empty."""
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return None
+    if not (directory / MANIFEST).is_file():
+        raise ArtifactError(f"{directory} exists and is no artifact; choose another output directory")
+    try:
+        before = read_manifest(directory)
+        different = before.same_build(manifest)
+    except ArtifactError as error:
+        different = [str(error)]
+    if not different:
+        return before
+    if not force:
+        raise ArtifactError(
+            f"{directory} holds another build (different: {', '.join(different)}); use --force to start over, or another directory"
+        )
+    return None
+
+
+def _staging(directory: Path) -> Path:
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+    except OSError as error:
+        raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
+
+
+def _ship_extern(staging: Path, options: CompileOptions) -> FileRecord | None:
+    """Puts the LSTM extern beside the code; other systems bring their own with the package."""
+    if options.lstm_method != "extern" or not options.target.native:
+        return None
+    return copy_file(native.load_externs(), staging)
+
+
+def _compile_one(
+    component: RelaxComponent, options: CompileOptions, staging: Path, listener: Callable[[str], None] | None
+) -> ComponentRecord:
+    target = options.target
+    dump = options.dump_directory / component.name if options.dump_directory else None
+    passes = pipeline(target.tile, options.lstm_method, dump, listener)
+    executable = relax.build(component.module, target=target.tvm_target(), relax_pipeline=passes)
+    library = staging / f"{component.name}{'.so' if target.native else '.tar'}"
+    executable.export_library(str(library))
+    if listener:
+        listener("weights")
+    weights = packed_weights(component, target.tile, options.lstm_method)
+    record = write_weights(staging / f"{component.name}.safetensors", weights)
+    return ComponentRecord(file_record(library), record, tuple(weights), **component_interface(component.name))
+
+
+def packed_weights(component: RelaxComponent, tile: Tile, lstm_method: str) -> dict[str, np.ndarray]:
+    """The component's weights in the layouts that its lowered function asks for."""
+    lowered = LowerOperators(tile, lstm_method)(component.module)[component.name]
+    layouts = json.loads(lowered.attrs[PACKING])
+    parameters = [p.name for p in lowered.params][len(COMPONENTS[component.name].inputs) :]
+    return {
+        name: pack(layouts[parameter], weight, tile) if parameter in layouts else weight
+        for parameter, (name, weight) in zip(parameters, component.weights.items(), strict=True)
+    }
+
+
+def _install(staging: Path, directory: Path, manifest: Manifest) -> None:
+    """Moves what was built into place, the manifest last."""
+    try:
+        if not directory.exists():
+            write_manifest(staging, manifest)
+            staging.chmod(0o755)
+            staging.rename(directory)
+            return
+        for path in sorted(staging.iterdir()):
+            path.replace(directory / path.name)
+        write_manifest(directory, manifest)
+        known = {MANIFEST} | {f.name for c in manifest.components.values() for f in (c.library, c.weights)}
+        known |= {manifest.extern.name} if manifest.extern else set()
+        for path in directory.iterdir():
+            if path.name not in known and path.suffix in (".so", ".tar", ".safetensors"):
+                path.unlink()
+    except OSError as error:
+        raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
+
+
+def record_validation(directory: Path | str, figures: dict[str, dict[str, float]]) -> None:
+    """Adds measured parity (component to output to SNR in dB) to an artifact's manifest."""
+    manifest = read_manifest(Path(directory))
+    components = {
+        name: replace(record, validation={**record.validation, **figures.get(name, {})})
+        for name, record in manifest.components.items()
+    }
+    write_manifest(Path(directory), replace(manifest, components=components))
+
+

@@ -1,0 +1,33 @@
+"""The one place that reads or writes environment variables.
+
+What it is: a leaf. What it is not: a settings file; options are arguments.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare_thread_pool() -> None:
+    """Lets TVM's thread pool grow to all CPUs; has to run before its first use.
+
+    The pool reads these variables once, when it starts: left alone it takes half of the CPUs, in the belief that they are
+    hyper-threads, and pins its threads, which is wrong for several concurrent callers.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(cpu_count()))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+def thread_limit() -> int:
+    """The most threads TVM's pool will use."""
+    return int(os.environ.get("TVM_NUM_THREADS", cpu_count()))
+
+
+def debug_traceback() -> bool:
+    """``KOKORO_TVM_DEBUG=1``: command lines show a traceback instead of one line."""
+    return os.environ.get("KOKORO_TVM_DEBUG", "") not in ("", "0")
