@@ -1,0 +1,146 @@
+"""Checkpoints, artifacts and voices that the tests share.
+
+They are made once for each version of the sources they depend on and kept in ``build/test-cache``, so that later runs start
+at once. Nothing here imports torch or tvm before a fixture has to be made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: tests compare one thread with two
+
+import numpy as np
+import pytest
+
+import kokoro_tvm
+
+if TYPE_CHECKING:
+    from kokoro_tvm.reference.checkpoint import Checkpoint
+
+CACHE = Path(__file__).resolve().parents[1] / "build" / "test-cache"
+PACKAGE = Path(kokoro_tvm.__file__).parent
+
+_CHECKPOINT_SOURCES = ("reference", "config.py")
+_ARTIFACT_SOURCES = (
+    *_CHECKPOINT_SOURCES, "export", "passes", "kernels", "compile.py", "artifact.py", "targets.py", "native.py", "ops.py",
+    "stages.py",
+)  # fmt: skip
+_KEPT = 3
+"""Versions of one thing that stay in the cache: other checkouts of the sources may be at work."""
+
+
+def _version(sources: tuple[str, ...], extra: bytes = b"") -> str:
+    """A hash of these files and folders of the package, and of what else the result depends on."""
+    digest = hashlib.sha256(extra)
+    for source in sources:
+        path = PACKAGE / source
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _machine() -> bytes:
+    """What an artifact depends on besides the sources."""
+    from kokoro_tvm import native
+
+    packages = [importlib.metadata.version(p) for p in ("apache-tvm", "apache-tvm-ffi", "kokoro-tvm")]
+    extern = hashlib.sha256(native.load_externs().read_bytes()).hexdigest()
+    flags = [line for line in _cpuinfo() if line.startswith(("flags", "Features", "model name"))][:2]
+    return "\n".join([*packages, extern, platform.machine(), *flags]).encode()
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def _cached(name: str, version: str, make: Callable[[Path], object]) -> Path:
+    """The folder ``name-version`` of the cache, made by ``make`` if it is not there; concurrent test runs wait for each other."""
+    final = CACHE / f"{name}-{version}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not final.is_dir():
+            with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+                make(Path(scratch) / "new")
+                (Path(scratch) / "new").rename(final)
+            versions = sorted(CACHE.glob(f"{name}-{'?' * len(version)}"), key=lambda p: p.stat().st_mtime)
+            for old in versions[:-_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _checkpoint_folder(size: str) -> Path:
+    def make(folder: Path) -> None:
+        from kokoro_tvm.reference import synthetic
+
+        synthetic.write_synthetic_checkpoint(folder, config=synthetic.tiny_config() if size == "tiny" else None)
+
+    return _cached(f"{size}-checkpoint", _version(_CHECKPOINT_SOURCES), make)
+
+
+def _artifact_folder(size: str) -> Path:
+    def make(folder: Path) -> None:
+        from kokoro_tvm.compile import CompileOptions, compile_artifact
+        from kokoro_tvm.reference.checkpoint import load_checkpoint
+        from kokoro_tvm.stages import COMPONENTS
+
+        checkpoint = load_checkpoint(_checkpoint_folder(size))
+        compile_artifact(list(COMPONENTS), checkpoint, CompileOptions.resolve(checkpoint), folder)
+
+    return _cached(f"{size}-artifact", _version(_ARTIFACT_SOURCES, _machine()), make)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint() -> Checkpoint:
+    """The smallest configuration's synthetic weights; ``.source`` is the file's path."""
+    from kokoro_tvm.reference.checkpoint import load_checkpoint
+
+    return load_checkpoint(_checkpoint_folder("tiny"))
+
+
+@pytest.fixture(scope="session")
+def full_checkpoint() -> Checkpoint:
+    """Synthetic weights of the published architecture; ``.source`` is the file's path."""
+    from kokoro_tvm.reference.checkpoint import load_checkpoint
+
+    return load_checkpoint(_checkpoint_folder("full"))
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint_dir() -> Path:
+    """The folder of ``tiny_checkpoint``, without reading it."""
+    return _checkpoint_folder("tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact() -> Path:
+    """All five components of ``tiny_checkpoint`` compiled for this CPU. Shared: copy it before changing anything."""
+    return _artifact_folder("tiny")
+
+
+@pytest.fixture(scope="session")
+def full_artifact() -> Path:
+    """All five components of ``full_checkpoint`` compiled for this CPU; minutes the first time. Shared: copy before changing."""
+    return _artifact_folder("full")
+
+
+@pytest.fixture(scope="session")
+def voices_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the voices ``one``, ``two`` and ``three``, spread like published ones (no torch involved)."""
+    folder = tmp_path_factory.mktemp("voices")
+    for seed, name in enumerate(("one", "two", "three")):
+        rng = np.random.default_rng(seed)
+        table = rng.normal(0, 0.16, (1, 1, 256)) + rng.normal(0, 0.004, (510, 1, 256)).cumsum(axis=0) * 0.3
+        table.astype("<f4").tofile(folder / f"{name}.bin")
+    return folder
