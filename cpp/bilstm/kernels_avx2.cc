@@ -37,7 +37,11 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
   static void StoreSums4(float* out, const float* addend, Reg a, Reg b, Reg c, Reg d) {
-    const Reg pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    // Half of a transposition, then sums: fewer micro-operations than horizontal additions.
+    const __m256d ab = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+    const __m256d cd = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
+    const Reg pairs =
+        _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
     const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
     _mm_storeu_ps(out, _mm_add_ps(sums, _mm_loadu_ps(addend)));
   }

@@ -24,57 +24,70 @@ namespace {
 // Rows of w that stay in the L1 cache while all rows of a pass by: 8 rows of 640 floats are 20 KB.
 constexpr int64_t kBlockCols = 8;
 
-template <class V, int kRows, int kCols>
-inline void Tile(const float* a, int64_t lda, const float* w, int64_t depth, const float* addend, int64_t ld_addend,
-                 float* c, int64_t ldc) {
+// One cache line of every row is used at a time.
+constexpr int64_t kLine = 16;
+
+/*! \brief c[kRows, 4] = a w^T + addend. Meanwhile kPrefetch rows of w, from `next` on, are brought into the cache. */
+template <class V, int kRows, int kPrefetch>
+inline void Tile(const float* a, int64_t lda, const float* w, int64_t depth, const float* next, const float* addend,
+                 int64_t ld_addend, float* c, int64_t ldc) {
   using Reg = typename V::Reg;
-  Reg acc[kRows][kCols];
+  constexpr int kVectors = kLine / V::kLanes;
+  Reg acc[kRows][4];
   for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kCols; ++n) acc[m][n] = V::Zero();
+    for (int n = 0; n < 4; ++n) acc[m][n] = V::Zero();
   }
-  // All of x and one register of w at a time: for 3 x 4 accumulators these are exactly the 16 registers of AVX2.
-  Reg x[kRows];
   int64_t k = 0;
-  for (; k + V::kLanes <= depth; k += V::kLanes) {
-    for (int m = 0; m < kRows; ++m) x[m] = V::Load(a + m * lda + k);
-    for (int n = 0; n < kCols; ++n) {
-      const Reg wn = V::Load(w + n * depth + k);
-      for (int m = 0; m < kRows; ++m) acc[m][n] = V::MulAdd(x[m], wn, acc[m][n]);
+  for (; k + kLine <= depth; k += kLine) {
+    for (int n = 0; n < kPrefetch; ++n) __builtin_prefetch(next + n * depth + k);
+    if constexpr (kRows == 1) {
+      // Line by line: with one row the kernel waits for w, not for the arithmetic.
+      Reg x[kVectors];
+      for (int i = 0; i < kVectors; ++i) x[i] = V::Load(a + k + i * V::kLanes);
+      for (int n = 0; n < 4; ++n) {
+        for (int i = 0; i < kVectors; ++i) {
+          acc[0][n] = V::MulAdd(x[i], V::Load(w + n * depth + k + i * V::kLanes), acc[0][n]);
+        }
+      }
+    } else {
+      // All rows of a and one of w: for 3 x 4 accumulators these are exactly the 16 registers of AVX2.
+      for (int i = 0; i < kVectors; ++i) {
+        const int64_t at = k + i * V::kLanes;
+        Reg x[kRows];
+        for (int m = 0; m < kRows; ++m) x[m] = V::Load(a + m * lda + at);
+        for (int n = 0; n < 4; ++n) {
+          const Reg wn = V::Load(w + n * depth + at);
+          for (int m = 0; m < kRows; ++m) acc[m][n] = V::MulAdd(x[m], wn, acc[m][n]);
+        }
+      }
     }
   }
-  if (k < depth) {
-    const int64_t rest = depth - k;
+  for (; k < depth; k += V::kLanes) {
+    const int64_t rest = depth - k < V::kLanes ? depth - k : V::kLanes;
+    Reg x[kRows];
     for (int m = 0; m < kRows; ++m) x[m] = V::LoadPartial(a + m * lda + k, rest);
-    for (int n = 0; n < kCols; ++n) {
+    for (int n = 0; n < 4; ++n) {
       const Reg wn = V::LoadPartial(w + n * depth + k, rest);
       for (int m = 0; m < kRows; ++m) acc[m][n] = V::MulAdd(x[m], wn, acc[m][n]);
     }
   }
   for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kCols; n += 4) {
-      V::StoreSums4(c + m * ldc + n, addend + m * ld_addend + n, acc[m][n], acc[m][n + 1], acc[m][n + 2],
-                    acc[m][n + 3]);
-    }
+    V::StoreSums4(c + m * ldc, addend + m * ld_addend, acc[m][0], acc[m][1], acc[m][2], acc[m][3]);
   }
 }
 
-template <class V, int kRows>
-inline void TileRow(int64_t rows, const Matmul& g, int64_t row, int64_t col, int64_t cols) {
+/*! \brief Some columns of `rows` <= kRows rows of c. Each tile prefetches kPrefetch rows of w, from next_col on. */
+template <class V, int kRows, int kPrefetch>
+inline void TileRow(int64_t rows, const Matmul& g, int64_t row, int64_t col, int64_t cols, int64_t next_col) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return TileRow<V, kRows - 1>(rows, g, row, col, cols);
+    if (rows < kRows) return TileRow<V, kRows - 1, kPrefetch>(rows, g, row, col, cols, next_col);
   }
   const float* a = g.a + row * g.lda;
   float* c = g.c + row * g.cols;
-  const float* addend = g.bias ? g.bias : c;
-  const int64_t ld_addend = g.bias ? 0 : g.cols;
-  const int64_t end = col + cols;
-  // A single row has too few accumulators to hide the latency of the addition unless it takes 8 columns at once.
-  constexpr int kWide = kRows == 1 ? 8 : 4;
-  for (; col + kWide <= end; col += kWide) {
-    Tile<V, kRows, kWide>(a, g.lda, g.w + col * g.depth, g.depth, addend + col, ld_addend, c + col, g.cols);
-  }
-  for (; col < end; col += 4) {
-    Tile<V, kRows, 4>(a, g.lda, g.w + col * g.depth, g.depth, addend + col, ld_addend, c + col, g.cols);
+  for (int64_t end = col + cols; col < end; col += 4, next_col += kPrefetch) {
+    const int64_t next = next_col + kPrefetch <= g.cols ? next_col : 0;  // the last block may be narrower
+    Tile<V, kRows, kPrefetch>(a, g.lda, g.w + col * g.depth, g.depth, g.w + next * g.depth,
+                              g.bias ? g.bias + col : c + col, g.bias ? 0 : g.cols, c + col, g.cols);
   }
 }
 
@@ -85,10 +98,25 @@ void MatmulKernel(const Matmul& g) {
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t col = (g.descending ? blocks - 1 - i : i) * kBlockCols;
     const int64_t cols = g.cols - col < kBlockCols ? g.cols - col : kBlockCols;
+    // The next block is prefetched by this one's tiles, as thinly spread as their number allows: memory and arithmetic
+    // should work side by side.
+    int64_t next_col = i + 1 == blocks ? col : g.descending ? col - kBlockCols : col + kBlockCols;
+    const int64_t next_end = next_col + kBlockCols;
+    const int64_t spread = tiles == 1 ? 4 : tiles <= 3 ? 2 : 1;
     // Rows are spread evenly: 4 rows as 2 + 2, not as 3 + 1.
     for (int64_t t = 0, row = 0; t < tiles; ++t) {
       const int64_t rows = (g.rows - row) / (tiles - t);
-      TileRow<V, V::kMaxRows>(rows, g, row, col, cols);
+      const int64_t prefetch = next_col < next_end ? spread : 0;
+      if (prefetch == 4) {
+        TileRow<V, V::kMaxRows, 4>(rows, g, row, col, cols, next_col);
+      } else if (prefetch == 2) {
+        TileRow<V, V::kMaxRows, 2>(rows, g, row, col, cols, next_col);
+      } else if (prefetch == 1) {
+        TileRow<V, V::kMaxRows, 1>(rows, g, row, col, cols, next_col);
+      } else {
+        TileRow<V, V::kMaxRows, 0>(rows, g, row, col, cols, next_col);
+      }
+      next_col += prefetch * (kBlockCols / 4);
       row += rows;
     }
   }
@@ -117,28 +145,30 @@ inline ExpParts<V> SplitExp(typename V::Reg x) {
   return {V::Pow2(n), V::MulAdd(V::Mul(r, r), q, r)};
 }
 
+// sigmoid(x) = 1 / SigmoidDenominator(x); at most 1.7e38, so that twice it is still finite.
 template <class V>
-inline typename V::Reg Sigmoid(typename V::Reg x) {
-  const auto one = V::Set(1.0f);
+inline typename V::Reg SigmoidDenominator(typename V::Reg x) {
   const auto y = V::Max(V::Set(-87.0f), V::Min(V::Set(88.0f), V::Sub(V::Zero(), x)));
   const ExpParts<V> e = SplitExp<V>(y);
-  return V::Div(one, V::Add(one, V::MulAdd(e.scale, e.p, e.scale)));
+  return V::Add(V::Set(1.0f), V::MulAdd(e.scale, e.p, e.scale));
 }
 
-// With m = exp(-2 |x|) - 1: tanh |x| = -m / (m + 2), without cancellation near 0 and without overflow.
+// sigmoid(x) tanh(z) with a single division. With m = exp(-2 |z|) - 1: tanh |z| = -m / (m + 2), without cancellation
+// near 0 and without overflow.
 template <class V>
-inline typename V::Reg Tanh(typename V::Reg x) {
-  const auto y = V::Max(V::Set(-40.0f), V::Mul(V::Set(-2.0f), V::Abs(x)));
+inline typename V::Reg SigmoidTanh(typename V::Reg x, typename V::Reg z) {
+  const auto y = V::Max(V::Set(-40.0f), V::Mul(V::Set(-2.0f), V::Abs(z)));
   const ExpParts<V> e = SplitExp<V>(y);
   const auto m = V::MulAdd(e.scale, e.p, V::Sub(e.scale, V::Set(1.0f)));
-  return V::CopySign(V::Div(m, V::Add(m, V::Set(2.0f))), x);
+  const auto denominator = V::Mul(SigmoidDenominator<V>(x), V::Add(m, V::Set(2.0f)));
+  return V::CopySign(V::Div(m, denominator), z);
 }
 
 template <class V>
 inline void CellLanes(typename V::Reg i, typename V::Reg f, typename V::Reg g, typename V::Reg o, typename V::Reg* c,
                       typename V::Reg* h) {
-  *c = V::MulAdd(Sigmoid<V>(f), *c, V::Mul(Sigmoid<V>(i), Tanh<V>(g)));
-  *h = V::Mul(Sigmoid<V>(o), Tanh<V>(*c));
+  *c = V::Add(V::Div(*c, SigmoidDenominator<V>(f)), SigmoidTanh<V>(i, g));
+  *h = SigmoidTanh<V>(o, *c);
 }
 
 template <class V>
