@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from tvm import relax
 
 from kokoro_tvm import native
@@ -34,6 +33,7 @@ from kokoro_tvm.artifact import (
     write_manifest,
     write_weights,
 )
+from kokoro_tvm.config import DEFAULT_SEQ_LEN
 from kokoro_tvm.errors import ArtifactError, InputError, OutputError
 from kokoro_tvm.export.program import RelaxComponent, export_program, to_relax
 from kokoro_tvm.kernels.packing import pack
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from kokoro_tvm.reference.checkpoint import Checkpoint
 
 LSTM_METHODS = ("extern", "tir")
-DEFAULT_SEQ_LEN = 512
 
 Listener = Callable[[str, str], None]
 """Told the component and the phase that begins."""
@@ -208,7 +207,7 @@ def _existing(directory: Path, manifest: Manifest, force: bool) -> Manifest | No
         return before
     if not force:
         raise ArtifactError(
-            f"{directory} holds another build (different: {', '.join(different)}); use --force to start over, or another directory"
+            f"{directory} holds another build (different: {', '.join(different)}); use --force to start over, or another folder"
         )
     return None
 

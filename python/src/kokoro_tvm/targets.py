@@ -16,6 +16,8 @@ from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.kernels.tile import Tile
 
 TARGETS = ("llvm",)
+PLANNED_TARGETS = {"metal-macos": "Metal kernels are not part of this version; use --target llvm"}
+"""Targets that are known by name, and why they cannot be compiled for."""
 
 ISA_FEATURES = {
     "x86_64": ("avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe", "popcnt", "sse4.2",
@@ -87,6 +89,8 @@ def cpu_target(target: str = "llvm", mcpu: str | None = None) -> CpuTarget:
     Raises:
         InputError: The target or the CPU is unknown.
     """
+    if target in PLANNED_TARGETS:
+        raise InputError(f"target {target!r}: {PLANNED_TARGETS[target]}")
     if target not in TARGETS:
         raise InputError(f"unknown target {target!r}; expected one of: {', '.join(TARGETS)}")
     if mcpu is None:
@@ -125,4 +129,5 @@ def _this_cpu() -> CpuTarget:
     if hidden:
         attributes["mattr"] = [f"-{f}" for f in hidden]
     features = tuple(f for f in ISA_FEATURES.get(machine, ()) if f in nominal and (f in real or f not in known))
-    return CpuTarget(mcpu, machine, platform.system().lower().replace("darwin", "macos"), _tile(machine, features), features, attributes)
+    system = platform.system().lower().replace("darwin", "macos")
+    return CpuTarget(mcpu, machine, system, _tile(machine, features), features, attributes)

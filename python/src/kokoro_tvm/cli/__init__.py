@@ -1,0 +1,1 @@
+"""Command lines: the outermost layer, which nothing imports."""

@@ -1,0 +1,1 @@
+"""TIR kernels, one per file."""

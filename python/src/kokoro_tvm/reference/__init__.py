@@ -1,0 +1,1 @@
+"""The oracle: eager kokoro, its checkpoints and its float64 trace."""

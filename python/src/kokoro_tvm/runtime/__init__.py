@@ -1,0 +1,1 @@
+"""Everything that speaks: no PyTorch, no compiler."""

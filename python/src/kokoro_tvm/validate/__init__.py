@@ -1,0 +1,1 @@
+"""Comparisons of what was compiled with the reference."""
