@@ -1,0 +1,116 @@
+"""``kokoro-tvm``: the table of subcommands.
+
+What it is: names, help lines and where each is found; nothing heavy is imported before a command runs. What it is not: any
+of the commands.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kokoro_tvm.cli.build import build_command
+from kokoro_tvm.cli.common import application, run
+from kokoro_tvm.cli.info import info
+from kokoro_tvm.cli.synth import synth
+from kokoro_tvm.cli.synthetic_checkpoint import synthetic_checkpoint
+from kokoro_tvm.stages import COMPONENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DELEGATES = {
+    "port-encoder": ("port_encoder", "Compile one or all encoders (also: port_encoder)."),
+    "port-decoder": ("port_decoder", "Compile the decoder (also: port_decoder)."),
+    "validate-steps": ("validate_steps", "Compare every stage with eager PyTorch in float64 (also: validate_steps)."),
+    "validate-e2e": ("validate_e2e", "Compare whole utterances with eager PyTorch (also: validate_e2e)."),
+}
+"""Subcommands that are programs of their own: module and help line."""
+
+
+def application_table() -> typer.Typer:
+    """``kokoro-tvm`` with all its subcommands."""
+    app = application(help="Kokoro-82M text-to-speech, compiled ahead of time with Apache TVM.")
+    app.callback(invoke_without_command=True)(_options)
+    app.command("compile", help="Compile all five components into one artifact.")(build_command(tuple(COMPONENTS)))
+    app.command("synth")(synth)
+    app.command("voices")(_voices)
+    app.command("info")(info)
+    app.command("synthetic-checkpoint")(synthetic_checkpoint)
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    for name, (module, line) in DELEGATES.items():
+        app.command(name, help=line, context_settings=passed_on)(_delegate(module))
+    line = "Time the bidirectional LSTM against PyTorch's."
+    app.command("bench-lstm", help=line, context_settings=passed_on)(_bench_lstm)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``kokoro-tvm``; returns its exit code."""
+    if argv is None and "synth" in sys.argv[1:2]:
+        with _torch_left_out():
+            import tvm_ffi  # noqa: F401
+    return run("kokoro-tvm", application_table(), argv)
+
+
+@contextmanager
+def _torch_left_out() -> Iterator[None]:
+    """Lets imports within believe that PyTorch is not installed, where none has been imported yet.
+
+    tvm_ffi imports it if it can, for tensors we do not have: more than a second of start-up.
+    """
+    absent = "torch" not in sys.modules
+    if absent:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules["torch"]
+
+
+def _options(
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
+) -> None:
+    if version:
+        print(importlib.metadata.version("kokoro-tvm"))
+        raise typer.Exit()
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+def _voices(
+    voices_dir: Annotated[list[str], typer.Argument(help="Folders with voices.")],
+) -> None:
+    """List the voices that folders hold."""
+    from kokoro_tvm.errors import VoiceError
+    from kokoro_tvm.runtime.voices import VoiceStore
+
+    names = VoiceStore(voices_dir).names()
+    if not names:
+        raise VoiceError(f"no voices in {', '.join(voices_dir)}")
+    print("\n".join(names))
+
+
+def _delegate(module: str) -> Callable[[typer.Context], int]:
+    def command(ctx: typer.Context) -> int:
+        return importlib.import_module(f"kokoro_tvm.cli.{module}").main(ctx.args)
+
+    return command
+
+
+def _bench_lstm(ctx: typer.Context) -> int:
+    from kokoro_tvm.cli import bench_bilstm
+    from kokoro_tvm.cli.common import single
+
+    return single("kokoro-tvm bench-lstm", bench_bilstm.main, ctx.args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
