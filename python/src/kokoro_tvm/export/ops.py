@@ -394,12 +394,17 @@ def stft(x: Tensor, lengths: Tensor, n_fft: int, hop: int) -> Tensor:
     """Magnitude and phase side by side, [B, L] to [B, L / hop + 1, n_fft + 2]; computed in float64.
 
     ``torch.stft`` as in kokoro ``istftnet.py``: ``TorchSTFT``: centred, reflect padding, periodic Hann. The imaginary parts of
-    DC and Nyquist are exactly zero.
+    DC and Nyquist are exactly zero, and so are those of frame 0, which the reflection makes its own mirror image: an FFT's
+    rounding noise there would decide between a phase of π and -π. Zero is +0, and the phase of a negative bin π.
     """
 
     def valid(b: int, n: int) -> Tensor:
         window = torch.hann_window(n_fft, dtype=torch.float64)
         spectrum = torch.stft(x[b, :n].double(), n_fft, hop, n_fft, window, return_complex=True)
+        imaginary = spectrum.imag.clone()
+        imaginary[:, 0] = 0
+        imaginary[[0, -1]] = 0
+        spectrum = torch.complex(spectrum.real, imaginary)
         return torch.cat([spectrum.abs(), spectrum.angle()]).T.to(x.dtype)
 
     return _per_sample("stft", lengths, valid, x, x=x, n_fft=n_fft, hop=hop)

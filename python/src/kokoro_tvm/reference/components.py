@@ -9,6 +9,12 @@ made with ``torch.zeros`` in the default dtype (``modules.py``: ``x_pad``; ``mod
 voicing mask cast to float32 (``istftnet.py``: ``SineGen._f02uv``). :class:`Arithmetic` redirects exactly these calls,
 in the current thread only. ``torch.rsqrt(torch.tensor(2))`` of ``AdainResBlk1d`` stays the float32 number it is: it is
 a constant of the model.
+
+In float64 one more call is redirected. Reflect padding makes frame 0 of the source's STFT its own mirror image, so in exact
+arithmetic its spectrum is real. The imaginary parts that an FFT returns there are rounding noise, and for a negative bin the
+sign of that noise decides between a phase of π and -π: a whole turn, which the network behind it does not see as equal.
+The truth must not hang on that, so :class:`Arithmetic` sets these imaginary parts to the +0 they are (:func:`real_edge`).
+The float32 yardstick keeps upstream's noise, which is an error of upstream's arithmetic like any other.
 """
 
 from __future__ import annotations
@@ -41,15 +47,17 @@ class Arithmetic(TorchFunctionMode):
     Args:
         dtype: Of the model; ``torch.zeros`` without a dtype and casts to float32 use it.
         noise: What ``torch.randn_like`` returns inside ``SineGen.forward``; None leaves torch's own generator.
+        canonical: In float64, make the STFT's frame 0 exactly real; False leaves the FFT's rounding noise.
 
     Attributes:
         consumed: How often the noise was read.
     """
 
-    def __init__(self, dtype: torch.dtype, noise: Noise | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, noise: Noise | None = None, canonical: bool = True) -> None:
         super().__init__()
         self.dtype = dtype
         self.noise = noise
+        self.canonical = canonical and dtype == torch.float64
         self.consumed = 0
         self._in_source = False
 
@@ -63,6 +71,8 @@ class Arithmetic(TorchFunctionMode):
             args = (args[0], self.dtype)
         elif func is torch.randn_like and self._in_source and self.noise is not None:
             return self._read_noise(args[0])
+        elif func is torch.stft and self.canonical:
+            return real_edge(func(*args, **kwargs))
         return func(*args, **kwargs)
 
     def _read_noise(self, like: torch.Tensor) -> torch.Tensor:
@@ -81,14 +91,29 @@ class Arithmetic(TorchFunctionMode):
         self._in_source = False
 
 
+def real_edge(spectrum: torch.Tensor) -> torch.Tensor:
+    """``spectrum`` [..., bins, frames] of a centred STFT with reflect padding, its frame 0 made exactly real.
+
+    The frame is symmetric about its centre, so every imaginary part is zero in exact arithmetic; it becomes +0, which gives
+    negative bins the phase π. The bins at DC and Nyquist are real in every frame. The last frame is centred one sample
+    beyond the last valid one and is no mirror image.
+    """
+    imaginary = spectrum.imag.clone()
+    imaginary[..., 0] = 0
+    imaginary[..., [0, -1], :] = 0
+    return torch.complex(spectrum.real, imaginary)
+
+
 @contextmanager
-def arithmetic(model: ReferenceModel, noise: Noise | None = None) -> Iterator[Arithmetic]:
+def arithmetic(model: ReferenceModel, noise: Noise | None = None, canonical: bool = True) -> Iterator[Arithmetic]:
     """Runs the body without gradients, in the dtype of ``model``, with ``noise`` as the source's noise.
+
+    ``canonical`` is :class:`Arithmetic`'s.
 
     Raises:
         RuntimeError: The noise was given and not read exactly once.
     """
-    mode = Arithmetic(dtype_of(model), noise)
+    mode = Arithmetic(dtype_of(model), noise, canonical)
     source: SineGen = model.decoder.generator.m_source.l_sin_gen
     hooks = (
         source.register_forward_pre_hook(mode.enter_source),
@@ -191,6 +216,7 @@ def run_decoder(
     style: torch.Tensor,
     noise: Noise | None,
     har: torch.Tensor | None = None,
+    canonical: bool = True,
 ) -> torch.Tensor:
     """The decoder, optionally with the source's spectrum given.
 
@@ -202,14 +228,32 @@ def run_decoder(
         noise: Standard normal [1, 600·M, 9]. May be None where ``har`` is given.
         har: [1, 22, 120·M + 1], magnitude then phase, in place of the source computed from ``f0`` and ``noise``. The
             source is the ill-conditioned part: with it fixed, the rest can be compared to many more digits.
+        canonical: See :class:`Arithmetic`.
 
     Returns:
         Audio [1, 600·M].
     """
     if noise is None and har is None:
         raise ValueError("the decoder needs the source's noise or its spectrum")
-    with arithmetic(model, None if har is not None else noise) as mode, _spectrum(model, har):
+    with arithmetic(model, None if har is not None else noise, canonical) as mode, _spectrum(model, har):
         return model.decoder(*_cast(mode, asr, f0, n, style)).squeeze(1)
+
+
+def run_generator(model: ReferenceModel, x: torch.Tensor, style: torch.Tensor, har: torch.Tensor) -> torch.Tensor:
+    """The vocoder behind the decoder's blocks, with the source's spectrum given.
+
+    Args:
+        x: [1, 512, 2M], the output of the last decoder block.
+        style: Decoder style [1, 128].
+        har: [1, 22, 120·M + 1], magnitude then phase.
+
+    Returns:
+        Audio [1, 600·M].
+    """
+    # The F0 curve reaches the output only through the source, which is replaced.
+    unused = torch.zeros(1, x.shape[2])
+    with arithmetic(model) as mode, _spectrum(model, har):
+        return model.decoder.generator(*_cast(mode, x, style, unused)).squeeze(1)
 
 
 @contextmanager
