@@ -128,7 +128,7 @@ def test_states_match_torch_at_model_size(model_size: Problem) -> None:
         assert max_error(got, want) <= TOLERANCE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=9),
     spare=st.integers(0, 5),

@@ -31,9 +31,7 @@ print("same bits")
 
 
 def run_python(code: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **env}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -28,7 +28,7 @@ from rich.table import Table
 from kokoro_tvm.errors import InputError, ToolchainError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 INPUT, HIDDEN = 640, 256
 CASES: tuple[tuple[str, list[int]], ...] = (
@@ -141,7 +141,7 @@ def run(threads: int, seconds: float) -> list[Timing]:
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
             return pad_packed_sequence(lstm(packed)[0], batch_first=True)[0]
 
-        def extern(args: list[object] = args) -> None:
+        def extern(args: Sequence[object] = args) -> None:
             bilstm(*args)
 
         with torch.inference_mode():
