@@ -30,6 +30,8 @@ from kokoro_tvm.stages import COMPONENTS
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+CHECKSUM = "sha256"
+"""The manifest's entry with the hash of all others."""
 ALIGNMENT = 64
 """Bytes; compiled code reads weights with aligned vector loads."""
 
@@ -178,8 +180,15 @@ def write_weights(path: Path, weights: dict[str, np.ndarray]) -> FileRecord:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes ``manifest.json``; the last step of every build."""
+    raw = asdict(manifest)
+    raw[CHECKSUM] = _checksum(raw)
     with staged(directory / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(raw, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _checksum(raw: dict[str, Any]) -> str:
+    """Hash of a manifest's content: a flipped bit in the vocabulary or a length would otherwise go unnoticed."""
+    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
 
 
 def copy_file(source: Path, directory: Path) -> FileRecord:
@@ -204,10 +213,13 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError as error:
         raise ArtifactError(f"{directory} is no artifact: it has no {MANIFEST}; make one with `kokoro-tvm compile`") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ArtifactError(f"cannot read {path}: {error}") from error
+        raise ArtifactError(f"cannot read {path}: {error}; compile again") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise ArtifactError(f"{path} has schema {found}, this version reads schema {SCHEMA}; compile again")
+    checksum = raw.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _checksum(raw):
+        raise ArtifactError(f"{path} is damaged: it does not match its checksum; compile again")
     try:
         return _manifest(raw)
     except (TypeError, KeyError, AttributeError, KokoroTvmError) as error:
