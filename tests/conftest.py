@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: tests compare one thread with two
+os.environ["HF_HUB_OFFLINE"] = "1"  # a voice or checkpoint that is not found is not worth a wait for the network
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@ from rich.table import Table
 from kokoro_tvm.cli.common import console, rows_table, warn_synthetic
 
 if TYPE_CHECKING:
-    from kokoro_tvm.artifact import Manifest
+    from kokoro_tvm.artifact import ComponentRecord, Manifest
 
 
 def info(
@@ -24,6 +24,8 @@ def info(
     manifest = read_manifest(artifact)
     console.print(rows_table(_rows(manifest), title=str(artifact)))
     console.print(_components(manifest))
+    for name, record in manifest.components.items():
+        console.print(_signature(name, record), markup=False)
     if verify:
         files = [f for c in manifest.components.values() for f in (c.library, c.weights)]
         check_files(artifact, files + ([manifest.extern] if manifest.extern else []))
@@ -46,14 +48,18 @@ def _rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 def _components(manifest: Manifest) -> Table:
     table = Table(title="Components", title_justify="left")
-    for column in ("name", "inputs", "outputs", "code, MiB", "weights, MiB", "SNR, dB"):
-        table.add_column(column, justify="right" if column.endswith(("MiB", "dB")) else "left")
+    for column in ("name", "code, MiB", "weights, MiB", "error against PyTorch, SNR in dB"):
+        table.add_column(column, justify="right" if column.endswith("MiB") else "left")
     for name, record in manifest.components.items():
-        shapes = [
-            "\n".join(f"{t['name']} {t['dtype']}\\[{', '.join(map(str, t['shape']))}]" for t in tensors)
-            for tensors in (record.inputs, record.outputs)
-        ]
         sizes = [f"{f.size / 2**20:.1f}" for f in (record.library, record.weights)]
-        parity = "\n".join(f"{output} {snr:.1f}" for output, snr in record.validation.items()) or "not measured"
-        table.add_row(name, *shapes, *sizes, parity)
+        parity = ", ".join(f"{output} {snr:.1f}" for output, snr in record.validation.items()) or "not measured"
+        table.add_row(name, *sizes, parity)
     return table
+
+
+def _signature(name: str, record: ComponentRecord) -> str:
+    inputs, outputs = (
+        ", ".join(f"{t['name']} {t['dtype']}[{', '.join(map(str, t['shape']))}]" for t in tensors)
+        for tensors in (record.inputs, record.outputs)
+    )
+    return f"{name}: {inputs} -> {outputs}"
