@@ -109,6 +109,7 @@ class Engine:
         self._executables = {n: self._load(n) for n in names}
         self._weights = {n: self._map_weights(n) for n in names}
         self._worker = _Worker()
+        self._release = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
 
     def _load(self, name: str) -> tvm_ffi.Module:
         path = self.directory / self.manifest.components[name].library.name
@@ -155,12 +156,12 @@ class Engine:
         arrays = self._checked(component, inputs)
         result = self._function(name)(*(tvm_ffi.from_dlpack(_aligned(a)) for a in arrays), *self._weights[name])
         tensors = [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
-        # The machine's buffers go back to its pool when the tensors die: the caller gets copies.
-        return tuple(np.from_dlpack(t).copy() for t in tensors)
-
-    def release_memory(self) -> None:
-        """Returns pooled buffers to the system; worth a call when an utterance was much longer than those to come."""
-        tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
+        outputs = tuple(np.from_dlpack(t).copy() for t in tensors)
+        # Freed buffers stay in the machine's pool, one set for every length that ever was: memory would follow the history
+        # of calls. Giving them back costs nothing measurable (NOTES/005).
+        del result, tensors
+        self._release()
+        return outputs
 
     def _checked(self, component: Component, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         if len(inputs) != len(component.inputs):

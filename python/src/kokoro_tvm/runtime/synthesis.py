@@ -247,6 +247,8 @@ class Synthesizer:
         injected = self._noise(noise, seed, frames, window)
         timbre = np.ascontiguousarray(decoder_style, np.float32)[None]
         (audio,) = run("decoder", asr, f0, n, timbre, frame_lengths, injected)
+        if not np.isfinite(audio).all():
+            raise RuntimeError("the decoder produced samples that are not finite; this is a bug or a broken checkpoint")
         stages = {
             "d_en": d_en, "d": d, "duration": duration, "en": en, "f0": f0, "n": n, "t_en": t_en, "asr": asr, "noise": injected,
             "audio": audio,
