@@ -7,7 +7,6 @@ What it is not: the comparison of every inner stage, or of chained components.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from kokoro_tvm.reference.synthetic import synthetic_voice
 from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
+from kokoro_tvm.validate.metrics import compare
 
 PHONEMES = "ˌɑɹ ju kˈʌmɪŋ tənˈIt?"
 """A question of a second and a half."""
@@ -39,7 +39,7 @@ class ParityRecord:
     Attributes:
         component: Its name.
         output: The output's name.
-        snr_db: 20 log10 of the norm of the truth over the norm of the error; infinite if they are equal, NaN if not finite.
+        snr_db: See ``metrics.Measurement``.
         max_abs: The largest absolute error.
         finite: Whether every valid value is finite.
         floor_db: The least acceptable ``snr_db``.
@@ -121,20 +121,10 @@ def _padded(spec: TensorSpec, array: np.ndarray, capacity: dict[str, int]) -> np
 
 def _judge(component: str, spec: TensorSpec, result: np.ndarray, truth: np.ndarray) -> ParityRecord:
     inside = tuple(slice(n) for n in truth.shape)
-    valid = result[inside].astype(np.float64)
+    found = compare(result[inside], truth)
     beyond = result.copy()
     beyond[inside] = 0
-    finite = bool(np.isfinite(valid).all())
-    error = valid - truth
-    snr = _snr(truth, error)
     floor = FLOOR_DB[component]
     # A comparison with NaN is false: what cannot be measured does not pass.
-    passed = finite and snr >= floor and valid.shape == truth.shape and not beyond.any()
-    return ParityRecord(component, spec.name, snr, float(np.abs(error).max()), finite, floor, bool(passed))
-
-
-def _snr(truth: np.ndarray, error: np.ndarray) -> float:
-    signal, noise = float(np.linalg.norm(truth)), float(np.linalg.norm(error))
-    if not (math.isfinite(noise) and signal > 0):
-        return math.nan
-    return math.inf if noise == 0 else 20 * math.log10(signal / noise)
+    passed = found.comparable and found.snr_db >= floor and not beyond.any()
+    return ParityRecord(component, spec.name, found.snr_db, found.max_abs, found.finite == 1, floor, bool(passed))
