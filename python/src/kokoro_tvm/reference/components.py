@@ -239,6 +239,20 @@ def run_decoder(
         return model.decoder(*_cast(mode, asr, f0, n, style)).squeeze(1)
 
 
+def run_trunk(
+    model: ReferenceModel, asr: torch.Tensor, f0: torch.Tensor, n: torch.Tensor, style: torch.Tensor
+) -> torch.Tensor:
+    """The decoder's blocks before the vocoder: arguments as ``run_decoder``, output [1, 512, 2M]."""
+    generator = model.decoder.generator
+    # As in ``_spectrum``: the instance's attribute hides the method.
+    generator.forward = lambda x, *_: x
+    try:
+        with arithmetic(model) as mode:
+            return model.decoder(*_cast(mode, asr, f0, n, style))
+    finally:
+        del generator.forward
+
+
 def run_generator(model: ReferenceModel, x: torch.Tensor, style: torch.Tensor, har: torch.Tensor) -> torch.Tensor:
     """The vocoder behind the decoder's blocks, with the source's spectrum given.
 

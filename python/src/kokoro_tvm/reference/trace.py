@@ -44,7 +44,7 @@ audio                     [1,600M]       24 kHz
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,12 @@ class Trace(Mapping[str, torch.Tensor]):
 
 
 def trace(
-    model: ReferenceModel, input_ids: torch.Tensor, style_row: torch.Tensor, noise: Noise, speed: float = 1.0
+    model: ReferenceModel,
+    input_ids: torch.Tensor,
+    style_row: torch.Tensor,
+    noise: Noise,
+    speed: float = 1.0,
+    canonical: bool = True,
 ) -> Trace:
     """Runs one utterance and keeps every stage.
 
@@ -97,21 +102,27 @@ def trace(
         style_row: float32 [1, 256], see ``components.style_row``.
         noise: Standard normal [1, 600·M, 9], or a function from M to it where M is not known beforehand.
         speed: Divides the durations.
+        canonical: See ``components.Arithmetic``.
 
     Raises:
         ValueError: The noise has another shape than the source needs.
         RuntimeError: The noise was not read, or a stage computed in another dtype than the model's.
     """
-    recorder = _Recorder({})
-    with ExitStack() as stack:
-        mode = stack.enter_context(arithmetic(model, noise))
-        recorder.attach(model, stack)
+    with arithmetic(model, noise, canonical) as mode, recorded(model) as tensors:
         ids, style = input_ids.clone(), style_row.to(mode.dtype, copy=True)
         audio, pred_dur = model.forward_with_tokens(ids, style, speed)
-    tensors = recorder.tensors
     tensors["audio"] = audio.reshape(1, -1)
     ordered = _insert_after(tensors, "duration", "pred_dur", pred_dur.reshape(-1))
     return _checked(Trace(ordered, dtype_of(model)))
+
+
+@contextmanager
+def recorded(model: ReferenceModel) -> Iterator[dict[str, torch.Tensor]]:
+    """Keeps the tensors named above that modules compute while the body runs any part of ``model``."""
+    recorder = _Recorder({})
+    with ExitStack() as stack:
+        recorder.attach(model, stack)
+        yield recorder.tensors
 
 
 @dataclass

@@ -80,6 +80,11 @@ def compare_phase(actual: Any, expected: Any, magnitude: Any) -> Measurement:
     return _measure(actual, expected, distance)
 
 
+def missing(expected: Any) -> Measurement:
+    """The measurement of a tensor that is not there."""
+    return _measure(np.empty(0, np.float32), expected, None)
+
+
 def wrapped(angle: Array) -> Array:
     """Angles in radians brought to [-π, π]."""
     return angle - 2 * np.pi * np.rint(angle / (2 * np.pi))
@@ -107,7 +112,8 @@ def _measure(actual: Any, expected: Any, error_and_signal: Any) -> Measurement:
     size = np.abs(error)
     worst = np.unravel_index(int(size.argmax()), size.shape)
     scale = np.maximum(np.abs(signal), math.sqrt(float(np.mean(np.square(signal)))))
-    relative = float(np.max(np.divide(size, scale, out=np.zeros_like(size), where=size > 0)))
+    with np.errstate(divide="ignore"):
+        relative = float(np.max(np.divide(size, scale, out=np.zeros_like(size), where=size > 0)))
     return Measurement(_ratio_db(signal, error), float(size.max()), relative, tuple(int(i) for i in worst), *facts)
 
 

@@ -278,15 +278,10 @@ def _plan(call: relax.Call, group: Sequence[relax.VarBinding], layouts: Mapping[
     steps: list[Step] = []
     for index, binding in enumerate(group):
         function, arguments = _function(binding.value)
-        last = index == len(group) - 1
-        steps.append(
-            Step(
-                function,
-                [names[a.name] if hasattr(a, "name") else ["value", int(a.value)] for a in arguments],
-                [layouts.get(getattr(a, "name", "")) for a in arguments],
-                None if last else [extents.get(str(d), d) if not hasattr(d, "value") else int(d.value) for d in _shape(binding.var)],
-            )
-        )
+        references = [names[a.name] if hasattr(a, "name") else ["value", int(a.value)] for a in arguments]
+        own = index + 1 == len(group)
+        shape = None if own else [int(d.value) if hasattr(d, "value") else extents[str(d)] for d in _shape(binding.var)]
+        steps.append(Step(function, references, [layouts.get(getattr(a, "name", "")) for a in arguments], shape))
         names[binding.var.name] = ["step", index]
     shapes = [[int(d.value) if hasattr(d, "value") else None for d in _shape(t)] for t in tensors]
     operator = str(call.args[0].global_symbol).removeprefix(f"{NAMESPACE}.")

@@ -1,0 +1,329 @@
+"""Every stage of one utterance against eager kokoro in float64.
+
+What it is: two passes over the pipeline. Isolated: every stage gets the reference's inputs, rounded to float32, and the truth is
+computed from the same rounded inputs, so that a stage answers for its own error only. Chained: every stage gets what the one
+before it made, as in use. Both in two hops, eager to our rewrite (in float64: is it the same model?) and rewrite to compiled
+(in float32: how exact are the kernels?), beside what float32 PyTorch loses on the same tensor.
+What it is not: the place of floors (``tolerances``) or of pictures (``report``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kokoro_tvm.config import SAMPLES_PER_FRAME
+from kokoro_tvm.reference import components as eager
+from kokoro_tvm.reference.trace import Trace, trace
+from kokoro_tvm.runtime import alignment
+from kokoro_tvm.runtime.noise import source_noise
+from kokoro_tvm.validate.metrics import Measurement, branch_flips, compare, compare_phase, missing, snr_db
+from kokoro_tvm.validate.subjects import Eager, Rewrite, Subject, Tensors
+from kokoro_tvm.validate.tolerances import CHAINED, EXACT, REWRITE, REWRITE_CHAINED, STAGES, Stage, Tolerance
+
+STATIC, UNBOUNDED, COMPILED, SINGLE = "static with lengths", "static without lengths", "compiled", "float32 PyTorch"
+"""The regimes that are measured against the dynamic reference (eager float64 at the utterance's own length)."""
+
+PHASES = {"har_phase": "har_magnitude", "phase": "spectrum"}
+"""Tensors that are angles, and the magnitudes that weight them."""
+
+Listener = Callable[[str], None]
+"""Told what begins."""
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What is spoken.
+
+    Attributes:
+        name: For reports.
+        phonemes: Symbols, for reports.
+        input_ids: int64 [1, N].
+        style: float32 [1, 256].
+        speed: Divides the durations.
+        seed: Of the source's noise, as the runtime draws it.
+    """
+
+    name: str
+    phonemes: str
+    input_ids: torch.Tensor
+    style: torch.Tensor
+    speed: float = 1.0
+    seed: int = 0
+
+    def noise(self, frames: int) -> torch.Tensor:
+        """Standard normal float32 [1, 600·M, 9]."""
+        return torch.from_numpy(source_noise(self.seed, frames))[None]
+
+    @property
+    def styles(self) -> Tensors:
+        """The halves of the style by the names that stages ask for."""
+        return {"prosody": self.style[:, eager.PREDICTOR_STYLE], "timbre": self.style[:, eager.DECODER_STYLE]}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One tensor of one stage.
+
+    Attributes:
+        stage: The stage's name.
+        tensor: The tensor's name in ``reference.trace``.
+        mode: ``isolated`` or ``chained``.
+        tolerance: What the compiled tensor may lose.
+        rewrite: What the rewrite may lose; None where it is not judged.
+        measured: Regime to its measurement against the dynamic reference.
+        hop_db: Second hop: the compiled tensor against the rewrite's.
+        note: What else a reader should know.
+    """
+
+    stage: str
+    tensor: str
+    mode: str
+    tolerance: Tolerance
+    rewrite: Tolerance | None
+    measured: Mapping[str, Measurement]
+    hop_db: float = math.nan
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Both hops; fails closed."""
+        first = self.rewrite is None or self.rewrite.passes(self.measured.get(STATIC))
+        return first and self.tolerance.passes(self.measured.get(COMPILED))
+
+
+@dataclass
+class Report:
+    """Everything that was found about one utterance.
+
+    Attributes:
+        utterance: What was spoken.
+        records: In pipeline order, isolated then chained.
+        truth: The float64 trace.
+        chained: Regime to its chained tensors.
+        context: Figures that put others in proportion, by name, in dB.
+    """
+
+    utterance: Utterance
+    records: list[Record]
+    truth: Trace
+    chained: dict[str, Tensors]
+    context: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is something, and all of it passed."""
+        return bool(self.records) and all(r.passed for r in self.records)
+
+    @property
+    def failures(self) -> list[Record]:
+        """Those that did not pass, in pipeline order."""
+        return [r for r in self.records if not r.passed]
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Who computes.
+
+    Attributes:
+        truth: Eager float64.
+        single: Eager float32, the yardstick.
+        static: Rewrite in float64, padded, with lengths.
+        unbounded: The same without lengths.
+        compiled: What is judged.
+    """
+
+    truth: Eager
+    single: Eager
+    static: Subject
+    unbounded: Subject
+    compiled: Subject
+
+    @classmethod
+    def around(cls, double: Eager, single: Eager, compiled: Subject, spare: float = 0.25) -> Subjects:
+        """The usual ones; ``spare`` is the padding of the static regimes as a fraction of the utterance."""
+        static = Rewrite(double.model, spare)
+        return cls(double, single, static, Rewrite(double.model, spare, lengths=False), compiled)
+
+
+def validate(subjects: Subjects, utterance: Utterance, listener: Listener | None = None) -> Report:
+    """Compares every stage.
+
+    Args:
+        subjects: Who computes.
+        utterance: What.
+        listener: Told of each stage as it begins.
+    """
+    say = listener or (lambda _: None)
+    say("reference in float64")
+    truth = trace(subjects.truth.model, utterance.input_ids, utterance.style, utterance.noise, utterance.speed)
+    records: list[Record] = []
+    for stage in STAGES:
+        say(f"{stage.name}, isolated")
+        records += isolated(subjects, stage, reference_inputs(stage, truth, utterance))
+    chains: dict[str, Tensors] = {}
+    for regime, subject in ((STATIC, subjects.static), (SINGLE, subjects.single), (COMPILED, subjects.compiled)):
+        say(f"{regime}, chained")
+        chains[regime] = chain(subject, utterance)
+    records += judge_chained(truth, chains, utterance)
+    say("the reference's own ambiguity")
+    return Report(utterance, records, truth, chains, _context(subjects, truth, utterance))
+
+
+def reference_inputs(stage: Stage, truth: Mapping[str, torch.Tensor], utterance: Utterance) -> Tensors:
+    """The stage's inputs as the truth computes them, rounded to float32."""
+    available = {**truth, **utterance.styles, "input_ids": utterance.input_ids, "x": _last_block(truth)}
+    if "noise" in stage.inputs:
+        available["noise"] = utterance.noise(truth["asr"].shape[2])
+    return {n: available[n].float() if available[n].is_floating_point() else available[n] for n in stage.inputs}
+
+
+def _last_block(truth: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return truth[max(n for n in truth if n.startswith("decoder.decode."))]
+
+
+# --- isolated ----------------------------------------------------------------------------------------------------------------
+
+
+def isolated(subjects: Subjects, stage: Stage, inputs: Tensors) -> list[Record]:
+    """Compares one stage on given inputs in every regime."""
+    expected = subjects.truth.run(stage, inputs)
+    found = {
+        STATIC: subjects.static.run(stage, inputs),
+        UNBOUNDED: subjects.unbounded.run(stage, inputs),
+        COMPILED: subjects.compiled.run(stage, inputs),
+        SINGLE: subjects.single.run(stage, inputs),
+    }
+    return [_isolated_record(stage, name, expected, found) for name in expected if not name.startswith("ups.")]
+
+
+def _isolated_record(stage: Stage, name: str, expected: Tensors, found: Mapping[str, Tensors]) -> Record:
+    measured = {regime: measure(name, tensors.get(name), expected) for regime, tensors in found.items()}
+    tolerance = stage.tolerance(name)
+    assert tolerance is not None
+    # The second hop asks how far the kernels are from the program they were compiled from.
+    hop = measure(name, found[COMPILED].get(name), {**expected, **found[STATIC]}).snr_db if name in found[STATIC] else math.nan
+    return Record(stage.name, name, "isolated", tolerance, REWRITE, measured, hop, _flips(name, found, expected))
+
+
+def measure(name: str, actual: torch.Tensor | None, expected: Mapping[str, torch.Tensor]) -> Measurement:
+    """Compares a tensor with the truth of its name, as angles if it is one."""
+    truth = expected[name].numpy()
+    if actual is None:
+        return missing(truth)
+    if name in PHASES:
+        return compare_phase(actual.numpy(), truth, expected[PHASES[name]].numpy())
+    return compare(actual.numpy(), truth)
+
+
+def _flips(name: str, found: Mapping[str, Tensors], expected: Tensors) -> str:
+    """Bins whose phase is right modulo 2π but a turn away, which a network sees."""
+    if name not in PHASES:
+        return ""
+    count = {r: branch_flips(t[name].numpy(), expected[name].numpy()) for r, t in found.items() if name in t}
+    return "; ".join(f"{n} bins a turn away ({regime})" for regime, n in count.items() if n and regime in (COMPILED, SINGLE))
+
+
+# --- chained -----------------------------------------------------------------------------------------------------------------
+
+
+def chain(subject: Subject, utterance: Utterance) -> Tensors:
+    """Runs the components one after the other, each on what the one before it made."""
+    stages = {s.name: s for s in STAGES}
+    made: Tensors = {"input_ids": utterance.input_ids, **utterance.styles}
+
+    def run(name: str) -> None:
+        stage = stages[name]
+        made.update(subject.run(stage, {n: made[n] for n in stage.inputs}))
+
+    run("bert")
+    run("duration")
+    made["pred_dur"] = frame_counts(made["duration"], utterance.speed)
+    frames = int(made["pred_dur"].sum())
+    made["en"] = made["d"].transpose(1, 2).repeat_interleave(made["pred_dur"], dim=2)
+    run("f0n")
+    run("text_encoder")
+    made["asr"] = made["t_en"].repeat_interleave(made["pred_dur"], dim=2)
+    made["noise"] = utterance.noise(frames)
+    run("decoder")
+    return {name: made[name] for name in CHAINED if name in made}
+
+
+def frame_counts(duration: torch.Tensor, speed: float) -> torch.Tensor:
+    """``pred_dur`` int64 [N] from durations [1, N]; float32 as the runtime rounds, float64 as eager kokoro does."""
+    if duration.dtype == torch.float32:
+        return torch.from_numpy(alignment.frame_counts(duration[0].numpy(), speed))
+    return torch.round(duration[0] / speed).clamp(min=1).long()
+
+
+def judge_chained(truth: Mapping[str, torch.Tensor], chains: Mapping[str, Tensors], utterance: Utterance) -> list[Record]:
+    """Compares the chained tensors with the trace."""
+    expected = {**truth, "samples": torch.tensor([truth["audio"].shape[1]])}
+    found = {regime: _with_sample_count(tensors) for regime, tensors in chains.items()}
+    records = []
+    for name, (stage, tolerance) in CHAINED.items():
+        measured = {regime: measure(name, tensors.get(name), expected) for regime, tensors in found.items()}
+        note = ""
+        if name == "pred_dur":
+            note = "; ".join(duration_flips(truth, found[COMPILED], utterance.speed))
+        static = found[STATIC].get(name)
+        hop = math.nan if static is None else measure(name, found[COMPILED].get(name), {**expected, name: static}).snr_db
+        rewrite = EXACT if tolerance is EXACT else REWRITE_CHAINED
+        records.append(Record(stage, name, "chained", tolerance, rewrite, measured, hop, note))
+    return records
+
+
+def _with_sample_count(tensors: Tensors) -> Tensors:
+    """``samples``: how many there are, which has to be 600 for every frame."""
+    return {**tensors, "samples": torch.tensor([tensors["audio"].shape[1]])} if "audio" in tensors else dict(tensors)
+
+
+def duration_flips(truth: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], speed: float) -> Iterator[str]:
+    """One line per token whose frame count differs: the two counts, and how far the truth is from the half between them."""
+    actual, expected = found.get("pred_dur"), truth["pred_dur"]
+    if actual is None or actual.shape != expected.shape:
+        return
+    for token in torch.nonzero(actual != expected).flatten().tolist():
+        exact = float(truth["duration"][0, token]) / speed
+        distance = abs(exact - math.floor(exact) - 0.5)
+        yield f"token {token}: {int(actual[token])} frames for {int(expected[token])} ({exact:.7f}, {distance:.1e} from .5)"
+
+
+# --- context -----------------------------------------------------------------------------------------------------------------
+
+
+def _context(subjects: Subjects, truth: Trace, utterance: Utterance) -> dict[str, float]:
+    """What an equally valid choice costs: the FFT's own sign of zero, and the source's noise."""
+    stage = next(s for s in STAGES if s.name == "decoder")
+    x = reference_inputs(stage, truth, utterance)
+    expected = subjects.truth.run(stage, x)["audio"]
+    arguments = [x[n] for n in ("asr", "f0", "n", "timbre")]
+    model = subjects.truth.model
+    accidental = eager.run_decoder(model, *arguments, x["noise"], canonical=False).reshape(1, -1)
+    other = torch.from_numpy(source_noise(utterance.seed + 1, truth.frames))[None]
+    reseeded = eager.run_decoder(model, *arguments, other).reshape(1, -1)
+    return {
+        "float64 eager with the FFT's own signs in frame 0": snr_db(accidental.numpy(), expected.numpy()),
+        "float64 eager with another noise seed": snr_db(reseeded.numpy(), expected.numpy()),
+    }
+
+
+def closer_than_single(record: Record) -> float:
+    """How many dB the compiled tensor is closer to the truth than float32 PyTorch's; NaN if one of them is not comparable."""
+    return record.measured[COMPILED].snr_db - record.measured[SINGLE].snr_db
+
+
+def find(records: Sequence[Record], stage: str, tensor: str, mode: str) -> Record:
+    """The one record of these names."""
+    return next(r for r in records if (r.stage, r.tensor, r.mode) == (stage, tensor, mode))
+
+
+def samples(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """``audio`` as float32 [600·M]."""
+    audio = tensors["audio"].reshape(-1).float().numpy()
+    assert len(audio) % SAMPLES_PER_FRAME == 0
+    return audio

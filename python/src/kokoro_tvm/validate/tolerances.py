@@ -1,0 +1,136 @@
+"""How much error each stage may have, and why.
+
+What it is: named floors for signal-to-noise ratios against eager kokoro in float64, and the table of stages that own them. A gate
+is ``snr >= floor`` on a measurement that could be made; NaN, a missing tensor and another shape do not pass it.
+What it is not: a wish. Float32 keeps 24 bits: one rounding leaves 150 dB, a sum of K·C products of one sign-mixed layer 130 to
+140 dB, a stack of a dozen layers 105 to 125 dB. Floors lie below what a correct build reaches and far above what any fault does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from kokoro_tvm.validate.metrics import Measurement
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A floor and the reason for its value.
+
+    Attributes:
+        name: For reports.
+        floor_db: Least acceptable signal-to-noise ratio; infinite asks for equality.
+        reason: Why it is what it is.
+    """
+
+    name: str
+    floor_db: float
+    reason: str
+
+    def passes(self, measured: Measurement | None) -> bool:
+        """The gate; fails closed."""
+        return measured is not None and measured.comparable and measured.snr_db >= self.floor_db
+
+
+EXACT = Tolerance("exact", math.inf, "whole numbers: one duration that differs moves everything behind it")
+REWRITE = Tolerance("rewrite", 180.0, "float64 against float64: another order of sums and folded weight norms cost 1e-15 a layer")
+REWRITE_CHAINED = Tolerance(
+    "rewrite, chained", 90.0, "float64 F0 with 1e-15 of error becomes 1e-10 in the source's phase; a bin at ±π then may flip"
+)
+ENCODER = Tolerance("encoder", 100.0, "float32 networks of up to a dozen layers and four LSTMs in a row keep 100 dB")
+ENCODER_CHAINED = Tolerance("encoder, chained", 95.0, "the same, fed with the float32 results of the stages before")
+CURVES_CHAINED = Tolerance("curves, chained", 90.0, "F0 and N see every encoder's rounding, and F0 has steps at voicing borders")
+TRUNK = Tolerance("decoder blocks", 100.0, "five residual blocks in float32")
+SOURCE = Tolerance("harmonic source", 95.0, "the phase sums up 600 samples a frame; in float64 inside, it keeps float32's digits")
+SPECTRUM = Tolerance("source spectrum", 95.0, "the source's digits: the transform itself runs in float64")
+GENERATOR = Tolerance("generator", 105.0, "with the source's spectrum given nothing is ill-conditioned: some forty float32 layers")
+DECODER = Tolerance("decoder", 90.0, "from equal F0, N, text features and noise: the generator's error and the source's phases")
+AUDIO_CHAINED = Tolerance(
+    "audio, chained",
+    10.0,
+    "F0 rounded to float32 leaves 35 dB, F0 at 100 dB about 20, as bins at ±π flip (all in float64); other noise -1 dB",
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the pipeline that is compared by itself.
+
+    Attributes:
+        name: For reports.
+        component: The compiled component it belongs to.
+        inputs: Names of its inputs in ``reference.trace``, or ``input_ids``, ``prosody``, ``timbre``, ``noise`` and ``x`` (the
+            last decoder block's output).
+        tensors: Patterns of the tensors it computes, inner ones first, each with its tolerance.
+        lengths: The input whose last axis has one entry per token or frame, times ``rate``.
+        rate: See above.
+    """
+
+    name: str
+    component: str
+    inputs: tuple[str, ...]
+    tensors: tuple[tuple[str, Tolerance], ...]
+    lengths: str
+    rate: int = 1
+
+    def tolerance(self, tensor: str) -> Tolerance | None:
+        """The tolerance of one of its tensors; None if it does not compute it."""
+        return next((t for pattern, t in self.tensors if fnmatchcase(tensor, pattern)), None)
+
+    def expected(self, names: Sequence[str]) -> list[str]:
+        """Those of ``names`` that this stage has to compute, in order."""
+        return [n for n in names if self.tolerance(n) is not None]
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("bert", "bert", ("input_ids",), (("bert", ENCODER), ("d_en", ENCODER)), "input_ids"),
+    Stage(
+        "duration",
+        "duration",
+        ("d_en", "prosody"),
+        (("duration_encoder.*", ENCODER), ("d", ENCODER), ("duration.lstm", ENCODER), ("duration", ENCODER)),
+        "d_en",
+    ),
+    Stage("text_encoder", "text_encoder", ("input_ids",), (("text_encoder.*", ENCODER), ("t_en", ENCODER)), "input_ids"),
+    Stage("f0n", "f0n", ("en", "prosody"), (("f0n.*", ENCODER), ("f0", ENCODER), ("n", ENCODER)), "en"),
+    Stage(
+        "source",
+        "decoder",
+        ("f0", "noise"),
+        (("har_source", SOURCE), ("har_magnitude", SPECTRUM), ("har_phase", SPECTRUM)),
+        "f0",
+        rate=2,
+    ),
+    Stage("trunk", "decoder", ("asr", "f0", "n", "timbre"), (("decoder.*", TRUNK),), "asr"),
+    Stage(
+        "generator",
+        "decoder",
+        ("x", "timbre", "har_magnitude", "har_phase"),
+        tuple(
+            (pattern, GENERATOR)
+            for pattern in ("noise_*", "upsampled.*", "resblocks.*", "conv_post", "spectrum", "phase", "audio")
+        ),
+        "x",
+        rate=2,
+    ),
+    Stage("decoder", "decoder", ("asr", "f0", "n", "timbre", "noise"), (("audio", DECODER),), "asr"),
+)
+"""In pipeline order. ``source``, ``trunk`` and ``generator`` are the parts of the decoder, each with the reference's inputs."""
+
+CHAINED: dict[str, tuple[str, Tolerance]] = {
+    "d_en": ("bert", ENCODER_CHAINED),
+    "d": ("duration", ENCODER_CHAINED),
+    "duration": ("duration", ENCODER_CHAINED),
+    "pred_dur": ("duration", EXACT),
+    "en": ("duration", ENCODER_CHAINED),
+    "f0": ("f0n", CURVES_CHAINED),
+    "n": ("f0n", CURVES_CHAINED),
+    "t_en": ("text_encoder", ENCODER_CHAINED),
+    "asr": ("text_encoder", ENCODER_CHAINED),
+    "samples": ("decoder", EXACT),
+    "audio": ("decoder", AUDIO_CHAINED),
+}
+"""Tensor to the stage that makes it and its tolerance when every stage is fed by the one before."""
