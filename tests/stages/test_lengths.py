@@ -28,7 +28,7 @@ def engine(full_artifact):
 def _sample(name: str, length: int, seed: int) -> list[np.ndarray]:
     """Inputs of one utterance at the capacity of its length, of realistic scale."""
     rng = np.random.default_rng(seed)
-    scale = {"f0": lambda s: rng.uniform(0, 300, s), "n": lambda s: rng.normal(0, 4, s), "style": lambda s: rng.normal(0, 0.15, s)}
+    draw = {"f0": lambda s: rng.uniform(0, 300, s), "n": lambda s: rng.normal(0, 4, s), "style": lambda s: rng.normal(0, 0.15, s)}
     inputs = []
     for spec in COMPONENTS[name].inputs:
         shape = spec.resolve(B=1, N=length, M=length)
@@ -37,7 +37,7 @@ def _sample(name: str, length: int, seed: int) -> list[np.ndarray]:
         elif spec.dtype == "int64":
             inputs.append(np.array([length]))
         else:
-            inputs.append(scale.get(spec.name, lambda s: rng.normal(0, 0.5, s))(shape).astype(np.float32))
+            inputs.append(draw.get(spec.name, lambda s: rng.normal(0, 0.5, s))(shape).astype(np.float32))
     return inputs
 
 

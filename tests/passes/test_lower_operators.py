@@ -1,0 +1,126 @@
+"""The lowering pass: before and after, on modules of one operator."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from kokoro_tvm.kernels import tile as tiles
+from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
+from kokoro_tvm.passes.pipeline import pipeline
+
+B, N = tirx.Var("B", "int64"), tirx.Var("N", "int64")
+
+
+def _tensor(name, *shape, dtype="float32"):
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def _module(calls, inputs):
+    """A function that makes the calls in order, each the first input of the next; the last one is the result."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            value = inputs[0]
+            for name, arguments, attributes, shape in calls:
+                tensors = [value, *arguments, tvm.ir.StringImm(json.dumps(attributes))]
+                out = relax.TensorType(shape, "float32")
+                value = builder.emit(relax.call_dps_packed(f"kokoro_tvm.{name}", relax.Tuple(tensors), out))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+CONV = {
+    "absent": ["coef", "alpha", "residual", "residual2"], "stride": 1, "dilation": 1, "padding": 1, "prologue": "none",
+    "slope": 0.0, "residual_shift": 0, "scale": 1.0, "epilogue": "none",
+}  # fmt: skip
+
+
+def _convolutions(count=1):
+    lengths, weight, bias = _tensor("lengths", B, dtype="int64"), _tensor("weight", 8, 8, 3), _tensor("bias", 8)
+    call = ("conv1d", [lengths, weight, bias], CONV, (B, N, 8))
+    return _module([call] * count, [_tensor("x", B, N, 8), lengths, weight, bias])
+
+
+def _lstm():
+    lengths = _tensor("lengths", B, dtype="int64")
+    weights = [_tensor("w_ih", 2, 32, 6), _tensor("w_hh", 2, 32, 8), _tensor("b_ih", 2, 32), _tensor("b_hh", 2, 32)]
+    return _module([("bilstm", [lengths, *weights], {"absent": []}, (B, N, 16))], [_tensor("x", B, N, 6), lengths, *weights])
+
+
+def _calls(module):
+    names = []
+    relax.analysis.post_order_visit(
+        module["main"], lambda e: names.append(e) if isinstance(e, relax.Call) and isinstance(e.op, tvm.ir.Op) else None
+    )
+    return [(c.op.name, str(getattr(c.args[0], "global_symbol", getattr(c.args[0], "name_hint", "")))) for c in names]
+
+
+def test_operator_becomes_its_kernel_and_weights_their_layout():
+    lowered = LowerOperators(tiles.AVX2)(_convolutions())
+    assert _calls(lowered) == [("relax.call_tir", "conv1d")]
+    main = lowered["main"]
+    assert json.loads(main.attrs[PACKING]) == {"weight": "conv1d", "bias": "bias"}
+    shapes = {p.name: [int(d) for d in p.ty.shape.values] for p in main.params[2:]}
+    assert shapes == {"weight": [1, 3, 8, 16], "bias": [16]}
+
+
+def test_equal_operators_share_one_kernel():
+    lowered = LowerOperators(tiles.AVX2)(_convolutions(3))
+    assert _calls(lowered) == [("relax.call_tir", "conv1d")] * 3
+    assert len(lowered.functions) == 2
+
+
+def test_weight_in_two_layouts_is_refused():
+    lengths, weight, bias = _tensor("lengths", B, dtype="int64"), _tensor("weight", 16, 16, 4), _tensor("bias", 16)
+    transposed = {"absent": ["residual"], "stride": 2, "padding": 1, "reflect": 0, "slope": 0.1}
+    convolution = CONV | {"padding": 0}
+    module = _module(
+        [("conv1d", [lengths, weight, bias], convolution, (B, N, 16)),
+         ("conv_transpose1d", [lengths, weight, bias], transposed, (B, N * 2, 16))],
+        [_tensor("x", B, N, 16), lengths, weight, bias],
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="is needed as conv1d and as transposed:2"):
+        LowerOperators(tiles.AVX2)(module)
+
+
+def test_lstm_method():
+    extern = LowerOperators(tiles.AVX2, "extern")(_lstm())
+    assert _calls(extern)[0][0] == "relax.call_dps_packed"
+    assert _calls(extern)[0][1].startswith("kokoro_tvm.bilstm")
+    tir = LowerOperators(tiles.AVX2, "tir")(_lstm())
+    assert [name for op, name in _calls(tir) if op == "relax.call_tir"] == ["conv1d", "bilstm"]
+    assert json.loads(tir["main"].attrs[PACKING]) == {"w_ih": "gates", "w_hh": "recurrent"}
+
+
+def test_unknown_operators_are_left_alone():
+    lengths = _tensor("lengths", B, dtype="int64")
+    module = _module([("mystery", [lengths], {"absent": []}, (B, N, 8))], [_tensor("x", B, N, 8), lengths])
+    assert _calls(LowerOperators(tiles.AVX2)(module)) == [("relax.call_dps_packed", "kokoro_tvm.mystery")]
+
+
+def test_pipeline_dumps_and_announces_every_phase_and_runs(tmp_path):
+    heard = []
+    target = tvm.target.Target({"kind": "llvm"})
+    module = _convolutions()
+    executable = relax.build(module, target=target, relax_pipeline=pipeline(tiles.SSE, "extern", tmp_path, heard.append))
+    assert heard == ["kernels", "virtual machine", "machine code"]
+    dumps = sorted(p.name for p in tmp_path.iterdir())
+    assert dumps == ["0_imported.py", "1_kernels.py", "2_lowered.py"]
+    assert "kokoro_tvm.conv1d" in (tmp_path / "0_imported.py").read_text()
+    assert "def conv1d" in (tmp_path / "1_kernels.py").read_text()
+    from kokoro_tvm.kernels.packing import pack
+
+    rng = np.random.default_rng(0)
+    x, weight, bias = (rng.standard_normal(s).astype(np.float32) for s in ((1, 5, 8), (8, 8, 3), (8,)))
+    packed = [pack(name, w, tiles.SSE) for name, w in (("conv1d", weight), ("bias", bias))]
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    y = machine["main"](*(tvm.runtime.tensor(a) for a in (x, np.array([5]), *packed))).numpy()
+    padded = np.pad(x[0], ((1, 1), (0, 0))).astype(np.float64)
+    expected = sum(padded[k : k + 5] @ weight[:, :, k].T for k in range(3)) + bias
+    np.testing.assert_allclose(y[0], expected, rtol=1e-5, atol=1e-5)
