@@ -99,7 +99,8 @@ def bench_capacity(
     for name in COMPONENTS:
         valid, capacity = _sizes(name)
         tight, large = _medians(engine, name, runs)
-        memory = [_peak_memory(artifact, name, *pair, threads) for pair in ((valid, valid), (valid, capacity), (capacity, capacity))]
+        buffers = ((valid, valid), (valid, capacity), (capacity, capacity))
+        memory = [_peak_memory(artifact, name, *pair, threads) for pair in buffers]
         figures[name] = {"tight_ms": 1e3 * tight, "large_ms": 1e3 * large, "ratio": large / tight, "peak_mib": memory}
         table.add_row(name, f"{1e3 * tight:.2f}", f"{1e3 * large:.2f}", f"{large / tight:.3f}", *(f"{m:.0f}" for m in memory))
     Console().print(table)

@@ -186,7 +186,7 @@ def _validate(names: Sequence[str], directory: Path, checkpoint: Checkpoint) -> 
 def _parity_table(records: Sequence[ParityRecord]) -> Table:
     table = Table(title="Error against eager PyTorch in float64", title_justify="left")
     for column in ("component", "output"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("SNR, dB", "floor, dB", "max abs error", "finite", "verdict"):
         table.add_column(column, justify="right")
     for r in records:
@@ -240,7 +240,7 @@ class _Progress:
     def table(self) -> Table:
         """Seconds per component and phase."""
         table = Table(title="Seconds", title_justify="left")
-        table.add_column("component")
+        table.add_column("component", no_wrap=True)
         for column in (*PHASES, "total"):
             table.add_column(column, justify="right")
         for name in self.names:

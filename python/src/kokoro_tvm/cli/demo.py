@@ -54,7 +54,7 @@ def demo(
     _report(speech, spent, loaded, first, warm, synthesizer.engine.threads)
     console.print(f"[bold]{path}[/bold]: {speech.seconds:.3f} s, {len(speech.samples)} samples, phonemes {speech.phonemes}")
     if synthetic:
-        console.print("[bold yellow]The weights are synthetic: this is the full model at full size, but not speech.[/bold yellow]")
+        console.print("[bold yellow]The weights are synthetic: full model, full size, but this is not speech.[/bold yellow]")
 
 
 def _prepare(build: Path) -> tuple[Path, str, bool]:
@@ -78,7 +78,7 @@ def _checkpoint(build: Path) -> Checkpoint:
             return load_checkpoint()
     except CheckpointError as error:
         console.print(f"[yellow]{error}[/yellow]")
-        console.print("[yellow]Going on with a synthetic checkpoint: the full architecture with calibrated random weights.[/yellow]")
+        console.print("[yellow]Going on with a synthetic checkpoint: the full architecture, calibrated random weights.[/yellow]")
     from kokoro_tvm.reference.synthetic import write_synthetic_checkpoint
 
     folder = build / "synthetic"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kokoro_tvm.export import ops
 
 if TYPE_CHECKING:
-    from kokoro.istftnet import AdaIN1d, AdaINResBlock1, AdainResBlk1d
+    from kokoro.istftnet import AdaIN1d, AdainResBlk1d, AdaINResBlock1
     from kokoro.model import KModel
 
 _HALF_ROOT = float(torch.rsqrt(torch.tensor(2)))

@@ -119,7 +119,8 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
                 )
                 coef[b, 0, c] = T.cast(scale, "float32")
                 coef[b, 1, c] = T.cast(
-                    gain * T.cast(bias[c], float64) + T.cast(affine[b, offset + channels + c], float64) - scale * whole[0], "float32"
+                    gain * T.cast(bias[c], float64) + T.cast(affine[b, offset + channels + c], float64) - scale * whole[0],
+                    "float32",
                 )
 
     return adain

@@ -26,8 +26,9 @@ from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
-TOLERANCE = 2e-6
-"""Largest error relative to the largest output: float32 rounding of a sum of up to 6144 products, prologue included."""
+TOLERANCE = 4e-6
+"""Largest error relative to the largest output: float32 rounding of a sequential sum of up to 6144 products (3.2e-6 was the worst
+seen at 5632), prologue included."""
 
 PACKED_BYTES = 160 * 1024
 """Most that one task packs: with a weight panel beside it, this stays in a level-2 cache of 512 KiB."""

@@ -70,7 +70,9 @@ def kernel(channels: int, slope: float, tile: Tile) -> PrimFunc:
                     if i + 1 < n:
                         for j in T.vectorized(lanes):
                             Y[b, 2 * i + 1, c * lanes + j] = T.fma(
-                                _activate(X[b, i + 1, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j], slope),
+                                _activate(
+                                    X[b, i + 1, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j], slope
+                                ),
                                 W[0, c * lanes + j],
                                 Y[b, 2 * i + 1, c * lanes + j],
                             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -91,7 +91,7 @@ class Lowering:
         return weight
 
 
-@lru_cache(maxsize=None)
+@cache
 def _conv1d_kernel(conv: conv1d.Conv1d, tile: Tile) -> tirx.PrimFunc:
     return conv1d.kernel(conv, tile)
 

@@ -8,7 +8,6 @@ is not: playback, resampling, or a normalizer of loudness.
 from __future__ import annotations
 
 import io
-import os
 import secrets
 import struct
 import warnings
@@ -156,7 +155,7 @@ def _replace(path: Path, content: bytes) -> None:
     try:
         with temporary.open("xb") as file:
             file.write(content)
-        os.replace(temporary, target)
+        temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

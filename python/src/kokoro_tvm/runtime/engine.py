@@ -14,7 +14,7 @@ import importlib.metadata
 import importlib.util
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,7 @@ def load_tvm_runtime() -> Path:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_extern(path: Path) -> None:
     if tvm_ffi.get_global_func("kokoro_tvm.bilstm", allow_missing=True) is None:
         tvm_ffi.load_module(str(path))

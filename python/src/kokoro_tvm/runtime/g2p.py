@@ -249,7 +249,7 @@ def _by_clause(text: str, convert: Callable[[str], list[Token]]) -> list[Token]:
         match = _PIECE.fullmatch(body)
         if match and match["word"]:
             added = [Token(match["word"], match["phonemes"])]
-        elif match or len(set(body)) == 1 and body[0] in _MARKS:
+        elif match or (len(set(body)) == 1 and body[0] in _MARKS):
             opens = not tokens or bool(tokens[-1].whitespace) or tokens[-1].phonemes in ("(", "“")
             added = [Token(body, _spoken_mark(body, opens))]
         else:

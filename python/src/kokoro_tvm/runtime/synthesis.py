@@ -16,7 +16,8 @@ import numpy as np
 from kokoro_tvm.artifact import aligned_empty
 from kokoro_tvm.config import SAMPLE_RATE, SAMPLES_PER_FRAME, STYLE_ROWS
 from kokoro_tvm.errors import CapacityError, InputError
-from kokoro_tvm.runtime import alignment, text as windows
+from kokoro_tvm.runtime import alignment
+from kokoro_tvm.runtime import text as windows
 from kokoro_tvm.runtime.audio import concatenate
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.runtime.g2p import G2P
