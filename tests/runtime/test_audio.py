@@ -114,7 +114,7 @@ def test_a_failed_replace_leaves_the_old_file_and_no_litter(tmp_path, monkeypatc
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kokoro_tvm.runtime.audio.os.replace", fail)
+    monkeypatch.setattr("pathlib.Path.replace", fail)
     with pytest.raises(OutputError, match="No space left"):
         write_audio(path, SAMPLES * 0)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.wav"]

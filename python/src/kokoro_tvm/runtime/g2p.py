@@ -215,14 +215,13 @@ def _misaki_chinese(language: str) -> Callable[[str], list[Token]]:
 
 # --- clauses and punctuation ---
 
-_MARKS = dict.fromkeys("[]{}¡¿", "") | {
-    written: spoken
-    for written, spoken in zip(
+_MARKS = dict.fromkeys("[]{}¡¿", "") | dict(
+    zip(
         ';:,.!?—…"()“”«»„‟「」『』《》【】（）。．！？、，；：।॥–',
         ';:,.!?—…"()“”“”“”“”“”“”“”()..!?,,;:..—',
         strict=True,
     )
-}
+)
 """Punctuation as written to punctuation as spoken; some marks are silent."""
 _WIDE_CLOSING = frozenset("」』》】）。．！？、，；：")
 _WIDE_OPENING = frozenset("「『《【（")
