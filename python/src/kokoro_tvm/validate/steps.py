@@ -13,10 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from kokoro_tvm.config import SAMPLES_PER_FRAME
 from kokoro_tvm.reference import components as eager
 from kokoro_tvm.reference.trace import Trace, trace
 from kokoro_tvm.runtime import alignment
@@ -46,6 +44,7 @@ class Utterance:
         style: float32 [1, 256].
         speed: Divides the durations.
         seed: Of the source's noise, as the runtime draws it.
+        window: Index in its text, which gives it noise of its own.
     """
 
     name: str
@@ -54,10 +53,11 @@ class Utterance:
     style: torch.Tensor
     speed: float = 1.0
     seed: int = 0
+    window: int = 0
 
     def noise(self, frames: int) -> torch.Tensor:
         """Standard normal float32 [1, 600·M, 9]."""
-        return torch.from_numpy(source_noise(self.seed, frames))[None]
+        return torch.from_numpy(source_noise(self.seed, frames, window=self.window))[None]
 
     @property
     def styles(self) -> Tensors:
@@ -297,19 +297,11 @@ def duration_flips(truth: Mapping[str, torch.Tensor], found: Mapping[str, torch.
 
 
 def _context(subjects: Subjects, truth: Trace, utterance: Utterance) -> dict[str, float]:
-    """What an equally valid choice costs: the FFT's own sign of zero, and the source's noise."""
-    stage = next(s for s in STAGES if s.name == "decoder")
-    x = reference_inputs(stage, truth, utterance)
-    expected = subjects.truth.run(stage, x)["audio"]
-    arguments = [x[n] for n in ("asr", "f0", "n", "timbre")]
-    model = subjects.truth.model
-    accidental = eager.run_decoder(model, *arguments, x["noise"], canonical=False).reshape(1, -1)
-    other = torch.from_numpy(source_noise(utterance.seed + 1, truth.frames))[None]
-    reseeded = eager.run_decoder(model, *arguments, other).reshape(1, -1)
-    return {
-        "float64 eager with the FFT's own signs in frame 0": snr_db(accidental.numpy(), expected.numpy()),
-        "float64 eager with another noise seed": snr_db(reseeded.numpy(), expected.numpy()),
-    }
+    """What an equally valid choice costs: the sign that the FFT gives to zeros of the source's first frame."""
+    model, noise = subjects.truth.model, utterance.noise(truth.frames)
+    timbre = utterance.styles["timbre"]
+    accidental = eager.run_decoder(model, truth["asr"], truth["f0"], truth["n"], timbre, noise, canonical=False)
+    return {"float64 eager, FFT's own signs in frame 0": snr_db(accidental.reshape(1, -1).numpy(), truth["audio"].numpy())}
 
 
 def closer_than_single(record: Record) -> float:
@@ -320,10 +312,3 @@ def closer_than_single(record: Record) -> float:
 def find(records: Sequence[Record], stage: str, tensor: str, mode: str) -> Record:
     """The one record of these names."""
     return next(r for r in records if (r.stage, r.tensor, r.mode) == (stage, tensor, mode))
-
-
-def samples(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
-    """``audio`` as float32 [600·M]."""
-    audio = tensors["audio"].reshape(-1).float().numpy()
-    assert len(audio) % SAMPLES_PER_FRAME == 0
-    return audio

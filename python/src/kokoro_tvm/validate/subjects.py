@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kokoro_tvm.export import ops
 from kokoro_tvm.export.modules import COMPONENTS as MODULES
+from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.reference import components as eager
 from kokoro_tvm.reference.components import dtype_of
 from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.reference.trace import recorded
-from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS
 from kokoro_tvm.validate.operators import Compiled, Operators
@@ -133,8 +133,8 @@ class Rewrite:
             self._modules[component] = MODULES[component](self.model).eval()
         return self._modules[component]
 
-    def run(self, stage: Stage, inputs: Mapping[str, torch.Tensor]) -> Tensors:
-        """See ``Subject``."""
+    def run(self, stage: Stage, inputs: Mapping[str, torch.Tensor], listener: TorchDispatchMode | None = None) -> Tensors:
+        """See ``Subject``; ``listener`` hears of every operator call and its result."""
         length = length_of(stage, inputs)
         capacity = length + int(np.ceil(self.spare * length))
         padded = {name: self._padded(name, tensor, length, capacity) for name, tensor in inputs.items()}
@@ -142,6 +142,8 @@ class Rewrite:
         with torch.no_grad(), nullcontext() if self.lengths else ops.ignore_lengths(), ExitStack() as stack:
             if self.operators is not None:
                 stack.enter_context(Compiled(self.operators[stage.component]))
+            if listener is not None:
+                stack.enter_context(listener)
             found = stack.enter_context(watched(stage.component, module))
             outputs = getattr(self, f"_{stage.name}")(module, padded, torch.tensor([length]))
         found = {name: _cropped(name, tensor, length, capacity) for name, tensor in {**found, **outputs}.items()}

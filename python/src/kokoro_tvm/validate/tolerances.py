@@ -44,15 +44,34 @@ ENCODER = Tolerance("encoder", 100.0, "float32 networks of up to a dozen layers 
 ENCODER_CHAINED = Tolerance("encoder, chained", 95.0, "the same, fed with the float32 results of the stages before")
 CURVES_CHAINED = Tolerance("curves, chained", 90.0, "F0 and N see every encoder's rounding, and F0 has steps at voicing borders")
 TRUNK = Tolerance("decoder blocks", 100.0, "five residual blocks in float32")
-SOURCE = Tolerance("harmonic source", 95.0, "the phase sums up 600 samples a frame; in float64 inside, it keeps float32's digits")
+SOURCE = Tolerance("harmonic source", 95.0, "the phase sums up 600 samples a frame; float64 inside keeps float32's digits")
 SPECTRUM = Tolerance("source spectrum", 95.0, "the source's digits: the transform itself runs in float64")
-GENERATOR = Tolerance("generator", 105.0, "with the source's spectrum given nothing is ill-conditioned: some forty float32 layers")
+GENERATOR = Tolerance("generator", 105.0, "with the source's spectrum given nothing is ill-conditioned: forty float32 layers")
 DECODER = Tolerance("decoder", 90.0, "from equal F0, N, text features and noise: the generator's error and the source's phases")
 AUDIO_CHAINED = Tolerance(
     "audio, chained",
     10.0,
     "F0 rounded to float32 leaves 35 dB, F0 at 100 dB about 20, as bins at ±π flip (all in float64); other noise -1 dB",
 )
+
+
+_OPERATORS = {
+    "conv1d": Tolerance("convolution", 115.0, "up to 2816 products, summed one after the other in float32"),
+    "conv_transpose1d": Tolerance("transposed convolution", 115.0, "as a convolution of a few taps"),
+    "bilstm": Tolerance("LSTM", 115.0, "gates of 896 products, and a state carried through every step"),
+    "adain": Tolerance("AdaIN", 115.0, "statistics over time and a shift that is the difference of two of its terms"),
+    "istft": Tolerance("inverse STFT", 115.0, "exp, sine and cosine in float32"),
+    "harmonic_source": Tolerance("harmonic source", 120.0, "float64 inside, float32 noise added"),
+    "stft": Tolerance("STFT", 95.0, "float64 inside; phases of ±π are compared as they are, not modulo 2π"),
+}
+_MOVES = Tolerance("copy", math.inf, "moves values")
+_OTHER = Tolerance("operator", 120.0, "a few float32 operations per value")
+
+
+def operator_tolerance(operator: str) -> Tolerance:
+    """What one operator may lose on given inputs."""
+    moves = ("to_rows", "to_columns", "mask_rows", "concat", "append_style")
+    return _MOVES if operator in moves else _OPERATORS.get(operator, _OTHER)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""``validate_e2e``: the waveform of a text against eager kokoro in float64; the exit code is the verdict.
+
+What it is: options, progress and files around ``kokoro_tvm.validate.e2e``. What it is not: a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kokoro_tvm.cli.common import FAILED, console, single, warn_synthetic
+from kokoro_tvm.cli.validate_steps import check_options, facts, prepare, progress
+
+if TYPE_CHECKING:
+    from kokoro_tvm.validate.e2e import Result
+    from kokoro_tvm.validate.workbench import Workbench
+
+
+def validate_e2e(
+    text: Annotated[
+        list[str] | None, typer.Option(help="What to say, may be repeated; Hello world if neither this nor --phonemes is given.")
+    ] = None,
+    phonemes: Annotated[str | None, typer.Option(help="Phonemes instead of a text.")] = None,
+    voice: Annotated[
+        str | None, typer.Option(help="A name, a file, a blend, or synthetic:SEED; one that suits the weights if absent.")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="2 is twice as fast.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the source's noise.")] = 0,
+    lang: Annotated[str, typer.Option(help="Language of the text.")] = "a",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="The weights the artifact was made from; from the model hub if absent.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu.")] = "cpu",
+    lib_dir: Annotated[Path, typer.Option(help="The compiled artifact.")] = Path("tvm_output"),
+    save_dir: Annotated[Path, typer.Option(help="Where the HTML report and the audio go.")] = Path("logs/e2e_validation"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write every figure to this file.")] = None,
+) -> int:
+    """Compare what the artifact says with what eager kokoro says in float64. Exit code 0: within tolerance."""
+    check_options(device, save_dir)
+    results = []
+    with progress() as say:
+        texts: list[str | None] = [None] if phonemes is not None and not text else list(text or ["Hello world"])
+        bench, utterances = prepare(say, lib_dir, save_dir, checkpoint, texts[0], phonemes, voice, speed, seed, lang)
+        for number, words in enumerate(texts):
+            if number:
+                utterances = bench.utterances(words, None, voice, speed, seed, lang)
+            results.append(_validate(bench, utterances, say))
+    _save(results, bench, save_dir, json_file)
+    return _verdict(results, bench, save_dir)
+
+
+def _validate(bench: Workbench, utterances: list, say: progress) -> Result:
+    from kokoro_tvm.validate import e2e
+
+    def render(utterance: object) -> e2e.Rendering:
+        return e2e.render_artifact(bench.synthesizer, utterance)
+
+    return e2e.validate(bench.double.model, bench.single.model, render, utterances, say)
+
+
+def _save(results: Sequence[Result], bench: Workbench, save_dir: Path, json_file: Path | None) -> None:
+    from kokoro_tvm.validate import e2e
+    from kokoro_tvm.validate import report as writer
+
+    for number, result in enumerate(results, 1):
+        folder = save_dir if len(results) == 1 else save_dir / f"text{number}"
+        writer.write_waves(folder, result.renderings)
+        writer.write_page(folder / "report.html", writer.e2e_page(result, facts(bench, result.utterances)))
+    if json_file is not None:
+        passed = all(r.passed for r in results)
+        content = {"passed": passed, "summary": e2e.summary(results), "texts": [e2e.as_dict(r) for r in results]}
+        writer.write_json(json_file, content)
+
+
+def _verdict(results: Sequence[Result], bench: Workbench, save_dir: Path) -> int:
+    from kokoro_tvm.validate import e2e
+    from kokoro_tvm.validate.report import e2e_table, gates_table
+
+    for result in results:
+        console.print(e2e_table(result))
+        console.print(gates_table(result.gates))
+    if len(results) > 1:
+        console.print("; ".join(f"{name}: {value:.1f}" for name, value in e2e.summary(results).items()))
+    console.print(f"report: {save_dir}")
+    warn_synthetic(bench.checkpoint.synthetic)
+    return 0 if results and all(r.passed for r in results) else FAILED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program."""
+    return single("validate_e2e", validate_e2e, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
