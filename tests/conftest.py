@@ -90,16 +90,18 @@ def _checkpoint_folder(size: str) -> Path:
     return _cached(f"{size}-checkpoint", _version(_CHECKPOINT_SOURCES), make)
 
 
-def _artifact_folder(size: str) -> Path:
+def _artifact_folder(size: str, lstm_method: str = "extern", components: tuple[str, ...] = ()) -> Path:
     def make(folder: Path) -> None:
         from kokoro_tvm.compile import CompileOptions, compile_artifact
         from kokoro_tvm.reference.checkpoint import load_checkpoint
         from kokoro_tvm.stages import COMPONENTS
 
         checkpoint = load_checkpoint(_checkpoint_folder(size))
-        compile_artifact(list(COMPONENTS), checkpoint, CompileOptions.resolve(checkpoint), folder)
+        options = CompileOptions.resolve(checkpoint, lstm_method=lstm_method)
+        compile_artifact(components or list(COMPONENTS), checkpoint, options, folder)
 
-    return _cached(f"{size}-artifact", _version(_ARTIFACT_SOURCES, _machine()), make)
+    name = f"{size}-artifact" if lstm_method == "extern" else f"{size}-artifact-{lstm_method}"
+    return _cached(name, _version(_ARTIFACT_SOURCES, _machine()), make)
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +136,12 @@ def tiny_artifact() -> Path:
 def full_artifact() -> Path:
     """All five components of ``full_checkpoint`` compiled for this CPU; minutes the first time. Shared: copy before changing."""
     return _artifact_folder("full")
+
+
+@pytest.fixture(scope="session")
+def full_artifact_tir() -> Path:
+    """The components of ``full_checkpoint`` that have LSTMs, compiled with ``--lstm-method tir``."""
+    return _artifact_folder("full", "tir", ("duration", "text_encoder", "f0n"))
 
 
 @pytest.fixture(scope="session")
