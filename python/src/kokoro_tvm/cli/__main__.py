@@ -33,6 +33,12 @@ DELEGATES = {
 }
 """Subcommands that are programs of their own: module and help line."""
 
+BENCHMARKS = {
+    "bench-lstm": ("bench_bilstm", "main", "Time the bidirectional LSTM against PyTorch's."),
+    "bench-capacity": ("bench_capacity", "bench_capacity", "Time and memory of short utterances in large buffers."),
+}
+"""Benchmarks: module, function and help line."""
+
 
 def application_table() -> typer.Typer:
     """``kokoro-tvm`` with all its subcommands."""
@@ -46,8 +52,8 @@ def application_table() -> typer.Typer:
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name, (module, line) in DELEGATES.items():
         app.command(name, help=line, context_settings=passed_on)(_delegate(module))
-    line = "Time the bidirectional LSTM against PyTorch's."
-    app.command("bench-lstm", help=line, context_settings=passed_on)(_bench_lstm)
+    for name, (module, function, line) in BENCHMARKS.items():
+        app.command(name, help=line, context_settings=passed_on)(_benchmark(name, module, function))
     return app
 
 
@@ -105,11 +111,14 @@ def _delegate(module: str) -> Callable[[typer.Context], int]:
     return command
 
 
-def _bench_lstm(ctx: typer.Context) -> int:
-    from kokoro_tvm.cli import bench_bilstm
-    from kokoro_tvm.cli.common import single
+def _benchmark(name: str, module: str, function: str) -> Callable[[typer.Context], int]:
+    def command(ctx: typer.Context) -> int:
+        from kokoro_tvm.cli.common import single
 
-    return single("kokoro-tvm bench-lstm", bench_bilstm.main, ctx.args)
+        benchmark = getattr(importlib.import_module(f"kokoro_tvm.cli.{module}"), function)
+        return single(f"kokoro-tvm {name}", benchmark, ctx.args)
+
+    return command
 
 
 if __name__ == "__main__":
