@@ -8,23 +8,22 @@ table of where the time went. Steps whose result is in place are left out. What 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from kokoro_tvm.errors import CheckpointError, KokoroTvmError
+from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
     from kokoro_tvm.reference.checkpoint import Checkpoint
-    from kokoro_tvm.runtime.synthesis import Speech, Synthesizer
 
 PACKAGE = Path(__file__).resolve().parents[1]
 VOICE = "af_heart"
-ORDER = ("bert", "duration", "text_encoder", "f0n", "decoder")
 
 console = Console(soft_wrap=True)
 
@@ -36,22 +35,24 @@ def demo(
 ) -> None:
     """Speaks a text to ``build/hello.wav``, making everything that is needed for it."""
     artifact, voice, synthetic = _prepare(build)
+    from kokoro_tvm.cli.synth import time_components, times_table
     from kokoro_tvm.runtime.audio import write_audio
     from kokoro_tvm.runtime.synthesis import load
 
     start = time.perf_counter()
     synthesizer = load(artifact, threads=threads)
-    loaded = time.perf_counter() - start
-    spent = _timed(synthesizer)
+    loading = time.perf_counter() - start
     start = time.perf_counter()
     synthesizer.synthesize(text, voice=voice)
     first = time.perf_counter() - start
-    spent.clear()
+    spent = time_components(synthesizer)
     start = time.perf_counter()
     speech = synthesizer.synthesize(text, voice=voice)
     warm = time.perf_counter() - start
+    table = times_table(spent, loading, warm, speech.seconds, synthesizer.engine.threads)
+    table.add_row("the first time", f"{1e3 * first:.1f}")
+    console.print(table)
     path = write_audio(build / "hello.wav", speech.samples)
-    _report(speech, spent, loaded, first, warm, synthesizer.engine.threads)
     console.print(f"[bold]{path}[/bold]: {speech.seconds:.3f} s, {len(speech.samples)} samples, phonemes {speech.phonemes}")
     if synthetic:
         console.print("[bold yellow]The weights are synthetic: full model, full size, but this is not speech.[/bold yellow]")
@@ -73,6 +74,8 @@ def _checkpoint(build: Path) -> Checkpoint:
     """The published checkpoint, or a synthetic one where the model hub cannot be reached."""
     from kokoro_tvm.reference.checkpoint import load_checkpoint
 
+    # Its retries are announced by the line below, not one by one.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         with console.status("asking the model hub for Kokoro-82M"):
             return load_checkpoint()
@@ -95,7 +98,7 @@ def _compile(checkpoint: Checkpoint, artifact: Path) -> None:
     options = CompileOptions.resolve(checkpoint)
     with console.status("compiling") as status:
         compile_artifact(
-            ORDER, checkpoint, options, artifact, force=True,
+            tuple(COMPONENTS), checkpoint, options, artifact, force=True,
             listener=lambda name, phase: status.update(f"compiling {name}: {phase}"),
         )  # fmt: skip
     console.print(f"compiled for this CPU ({options.target.mcpu}) in {time.perf_counter() - start:.0f} s")
@@ -121,36 +124,6 @@ def _fingerprint() -> str:
         if path.parts[-2] not in ("cli", "validate", "runtime"):
             digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _timed(synthesizer: Synthesizer) -> dict[str, float]:
-    """Makes the synthesizer's engine add up seconds per component."""
-    spent: dict[str, float] = {}
-    run = synthesizer.engine.run
-
-    def timed(name: str, *inputs: object) -> object:
-        start = time.perf_counter()
-        result = run(name, *inputs)
-        spent[name] = spent.get(name, 0.0) + time.perf_counter() - start
-        return result
-
-    synthesizer.engine.run = timed
-    return spent
-
-
-def _report(speech: Speech, spent: dict[str, float], loaded: float, first: float, warm: float, threads: int) -> None:
-    table = Table(title=f"Where the time went ({threads} threads, {speech.seconds:.2f} s of audio)")
-    for column in ("", "ms", "share", "RTF"):
-        table.add_column(column, justify="left" if not column else "right")
-    rows = [(name, spent.get(name, 0.0)) for name in ORDER]
-    rows.append(("text, alignment, noise", warm - sum(spent.values())))
-    for name, seconds in rows:
-        table.add_row(name, f"{1e3 * seconds:.1f}", f"{100 * seconds / warm:.1f} %", f"{seconds / speech.seconds:.4f}")
-    table.add_section()
-    table.add_row("text to samples, warm", f"{1e3 * warm:.1f}", "100 %", f"{warm / speech.seconds:.4f}")
-    table.add_row("the first time", f"{1e3 * first:.1f}")
-    table.add_row("loading the artifact", f"{1e3 * loaded:.1f}")
-    console.print(table)
 
 
 def main() -> int:
