@@ -132,11 +132,13 @@ def _save(reports: Sequence[Report], bench: Workbench, save_dir: Path, json_file
 
 
 def _verdict(reports: Sequence[Report], bench: Workbench, save_dir: Path) -> int:
-    from kokoro_tvm.validate.report import decibels, steps_table
+    from kokoro_tvm.validate.report import ALIEN, decibels, steps_table
 
     for report in reports:
         console.print(steps_table(report))
         console.print(rows_table([(name, f"{decibels(value)} dB") for name, value in report.context.items()], "For scale"))
+        for output in report.disagreements:
+            console.print(ALIEN.format(output), style="bold red")
     failures = [r for report in reports for r in report.failures]
     console.print(f"report: {save_dir / 'report.html'}")
     warn_synthetic(bench.checkpoint.synthetic)
@@ -144,7 +146,7 @@ def _verdict(reports: Sequence[Report], bench: Workbench, save_dir: Path) -> int
         first = failures[0]
         where = f"{first.stage} ({first.tensor}, {first.mode})"
         console.print(f"{len(failures)} tensors fail, the first in {where}", style="bold red")
-    return FAILED if failures or not reports else 0
+    return 0 if reports and all(r.passed for r in reports) else FAILED
 
 
 def _bisect(bench: Workbench, utterance: Utterance, component: str, say: progress, json_file: Path | None) -> int:

@@ -106,6 +106,7 @@ class Report:
         truth: The float64 trace.
         chained: Regime to its chained tensors.
         context: Figures that put others in proportion, by name, in dB.
+        disagreements: Outputs that the kernels, put together, do not give as the artifact does; there should be none.
     """
 
     utterance: Utterance
@@ -113,11 +114,12 @@ class Report:
     truth: Trace
     chained: dict[str, Tensors]
     context: dict[str, float] = field(default_factory=dict)
+    disagreements: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether there is something, and all of it passed."""
-        return bool(self.records) and all(r.passed for r in self.records)
+        """Whether there is something, all of it passed, and it speaks of the artifact."""
+        return bool(self.records) and not self.disagreements and all(r.passed for r in self.records)
 
     @property
     def failures(self) -> list[Record]:
@@ -144,7 +146,7 @@ class Subjects:
     compiled: Subject
 
     @classmethod
-    def around(cls, double: Eager, single: Eager, compiled: Subject, spare: float = 0.25) -> Subjects:
+    def around(cls, double: Eager, single: Eager, compiled: Subject, spare: float = 0.1) -> Subjects:
         """The usual ones; ``spare`` is the padding of the static regimes as a fraction of the utterance."""
         static = Rewrite(double.model, spare)
         return cls(double, single, static, Rewrite(double.model, spare, lengths=False), compiled)
@@ -171,7 +173,8 @@ def validate(subjects: Subjects, utterance: Utterance, listener: Listener | None
         chains[regime] = chain(subject, utterance)
     records += judge_chained(truth, chains, utterance)
     say("the reference's own ambiguity")
-    return Report(utterance, records, truth, chains, _context(subjects, truth, utterance))
+    disagreements = list(getattr(subjects.compiled, "disagreements", ()))
+    return Report(utterance, records, truth, chains, _context(subjects, truth, utterance), disagreements)
 
 
 def reference_inputs(stage: Stage, truth: Mapping[str, torch.Tensor], utterance: Utterance) -> Tensors:
@@ -192,12 +195,11 @@ def _last_block(truth: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def isolated(subjects: Subjects, stage: Stage, inputs: Tensors) -> list[Record]:
     """Compares one stage on given inputs in every regime."""
     expected = subjects.truth.run(stage, inputs)
-    found = {
-        STATIC: subjects.static.run(stage, inputs),
-        UNBOUNDED: subjects.unbounded.run(stage, inputs),
-        COMPILED: subjects.compiled.run(stage, inputs),
-        SINGLE: subjects.single.run(stage, inputs),
-    }
+    regimes = {STATIC: subjects.static, UNBOUNDED: subjects.unbounded, COMPILED: subjects.compiled, SINGLE: subjects.single}
+    if stage.name == "decoder":
+        # Its parts have shown what ignoring lengths does; it is the dearest run of all.
+        del regimes[UNBOUNDED]
+    found = {regime: subject.run(stage, inputs) for regime, subject in regimes.items()}
     return [_isolated_record(stage, name, expected, found) for name in expected if not name.startswith("ups.")]
 
 
