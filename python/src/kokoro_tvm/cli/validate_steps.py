@@ -132,11 +132,12 @@ def _save(reports: Sequence[Report], bench: Workbench, save_dir: Path, json_file
 
 
 def _verdict(reports: Sequence[Report], bench: Workbench, save_dir: Path) -> int:
-    from kokoro_tvm.validate.report import ALIEN, decibels, steps_table
+    from kokoro_tvm.validate.report import ALIEN, decibels, notes, steps_table
 
     for report in reports:
         console.print(steps_table(report))
-        console.print(rows_table([(name, f"{decibels(value)} dB") for name, value in report.context.items()], "For scale"))
+        context = [(name, f"{decibels(value)} dB") for name, value in report.context.items()]
+        console.print(rows_table([*notes(report), *context], "Notes"))
         for output in report.disagreements:
             console.print(ALIEN.format(output), style="bold red")
     failures = [r for report in reports for r in report.failures]

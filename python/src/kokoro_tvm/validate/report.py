@@ -95,13 +95,14 @@ def steps_table(report: steps.Report) -> Table:
             table.add_row(f"[bold]{r.stage}, {r.mode}[/bold]")
         measured = [r.measured.get(regime) for regime in _REGIMES]
         static, unbounded, compiled, single = (decibels(m.snr_db if m else None) for m in measured)
-        table.add_row(f"  {r.tensor}", static, unbounded, compiled, decibels(r.tolerance.floor_db), single, _verdict(r))
+        verdict = "[green]ok[/green]" if r.passed else "[bold red]FAILS[/bold red]"
+        table.add_row(f"  {r.tensor}", static, unbounded, compiled, decibels(r.tolerance.floor_db), single, verdict)
     return table
 
 
-def _verdict(record: steps.Record) -> str:
-    text = "[green]ok[/green]" if record.passed else "[bold red]FAILS[/bold red]"
-    return f"{text} {escape(record.note)}" if record.note else text
+def notes(report: steps.Report) -> list[tuple[str, str]]:
+    """What there is to say about single tensors."""
+    return [(f"{r.stage}: {r.tensor}, {r.mode}", r.note) for r in report.records if r.note]
 
 
 def bisect_table(records: Sequence[OperatorRecord]) -> Table:

@@ -149,7 +149,7 @@ class Subjects:
     def around(cls, double: Eager, single: Eager, compiled: Subject, spare: float = 0.1) -> Subjects:
         """The usual ones; ``spare`` is the padding of the static regimes as a fraction of the utterance."""
         static = Rewrite(double.model, spare)
-        return cls(double, single, static, Rewrite(double.model, spare, lengths=False), compiled)
+        return cls(double, single, static, Rewrite(double.model, spare, lengths=False, modules=static.modules), compiled)
 
 
 def validate(subjects: Subjects, utterance: Utterance, listener: Listener | None = None) -> Report:

@@ -112,6 +112,7 @@ class Rewrite:
         spare: Capacity beyond the valid length, as a fraction of it. With lengths it is filled with NaN, which must not matter.
         lengths: False takes every row of the capacity for valid, zeros behind the utterance: what exports without lengths do.
         operators: Component to its compiled operators, which then compute instead of PyTorch (the model has to be float32).
+        modules: Those of another rewrite of the same model, to share; making them folds and copies every weight.
     """
 
     def __init__(
@@ -120,18 +121,19 @@ class Rewrite:
         spare: float = 0.0,
         lengths: bool = True,
         operators: Mapping[str, Operators] | None = None,
+        modules: dict[str, nn.Module] | None = None,
     ) -> None:
         self.model = model
         self.spare = spare
         self.lengths = lengths
         self.operators = operators
-        self._modules: dict[str, nn.Module] = {}
+        self.modules: dict[str, nn.Module] = {} if modules is None else modules
 
     def module(self, component: str) -> nn.Module:
         """The module of a component, made once."""
-        if component not in self._modules:
-            self._modules[component] = MODULES[component](self.model).eval()
-        return self._modules[component]
+        if component not in self.modules:
+            self.modules[component] = MODULES[component](self.model).eval()
+        return self.modules[component]
 
     def run(self, stage: Stage, inputs: Mapping[str, torch.Tensor], listener: TorchDispatchMode | None = None) -> Tensors:
         """See ``Subject``; ``listener`` hears of every operator call and its result."""
