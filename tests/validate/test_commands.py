@@ -17,7 +17,7 @@ PROGRAMS = (validate_steps, validate_e2e)
 def options(tiny_artifact, tiny_checkpoint, tmp_path):
     return [
         "--checkpoint", tiny_checkpoint.source, "--lib-dir", str(tiny_artifact), "--save-dir", str(tmp_path / "out"),
-        "--json", str(tmp_path / "out.json"), "--phonemes", "O", "--speed", "2",
+        "--json", str(tmp_path / "out.json"), "--phonemes", "hˈO",
     ]  # fmt: skip
 
 
