@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kokoro_tvm.cli.common import FAILED, console, single, warn_synthetic
-from kokoro_tvm.cli.validate_steps import check_options, facts, prepare, progress
+from kokoro_tvm.cli.validate_steps import Spinner, check_options, facts, prepare
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.e2e import Result
+    from kokoro_tvm.validate.steps import Utterance
     from kokoro_tvm.validate.workbench import Workbench
 
 
@@ -41,7 +42,7 @@ def validate_e2e(
     """Compare what the artifact says with what eager kokoro says in float64. Exit code 0: within tolerance."""
     check_options(device, save_dir)
     results = []
-    with progress() as say:
+    with Spinner() as say:
         texts: list[str | None] = [None] if phonemes is not None and not text else list(text or ["Hello world"])
         bench, utterances = prepare(say, lib_dir, save_dir, checkpoint, texts[0], phonemes, voice, speed, seed, lang)
         for number, words in enumerate(texts):
@@ -52,10 +53,10 @@ def validate_e2e(
     return _verdict(results, bench, save_dir)
 
 
-def _validate(bench: Workbench, utterances: list, say: progress) -> Result:
+def _validate(bench: Workbench, utterances: list[Utterance], say: Spinner) -> Result:
     from kokoro_tvm.validate import e2e
 
-    def render(utterance: object) -> e2e.Rendering:
+    def render(utterance: Utterance) -> e2e.Rendering:
         return e2e.render_artifact(bench.synthesizer, utterance)
 
     return e2e.validate(bench.double.model, bench.single.model, render, utterances, say)

@@ -42,7 +42,7 @@ def validate_steps(
 ) -> int:
     """Compare every stage of the compiled model with eager kokoro in float64. Exit code 0: within tolerance."""
     check_options(device, save_dir)
-    with progress() as say:
+    with Spinner() as say:
         bench, utterances = prepare(say, lib_dir, save_dir, checkpoint, text, phonemes, voice, speed, seed, lang)
         if bisect is not None:
             return _bisect(bench, utterances[0], bisect, say, json_file)
@@ -64,7 +64,7 @@ def check_options(device: str, save_dir: Path) -> None:
 class progress:
     """A spinner with what is being done; plain lines where there is no terminal."""
 
-    def __enter__(self) -> progress:
+    def __enter__(self) -> Spinner:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bars.add_task("starting", total=None)
@@ -82,7 +82,7 @@ class progress:
 
 
 def prepare(
-    say: progress, lib_dir: Path, save_dir: Path, checkpoint: Path | None, text: str | None, phonemes: str | None,
+    say: Spinner, lib_dir: Path, save_dir: Path, checkpoint: Path | None, text: str | None, phonemes: str | None,
     voice: str | None, speed: float, seed: int, lang: str,
 ) -> tuple[Workbench, list[Utterance]]:  # fmt: skip
     """Loads reference and artifact, and splits the text."""
@@ -108,7 +108,7 @@ def facts(bench: Workbench, utterances: Sequence[Utterance]) -> list[tuple[str, 
     ]
 
 
-def _validate(bench: Workbench, utterances: Sequence[Utterance], say: progress) -> list[Report]:
+def _validate(bench: Workbench, utterances: Sequence[Utterance], say: Spinner) -> list[Report]:
     from kokoro_tvm.validate.steps import validate
 
     subjects = bench.subjects(say)
@@ -150,7 +150,7 @@ def _verdict(reports: Sequence[Report], bench: Workbench, save_dir: Path) -> int
     return 0 if reports and all(r.passed for r in reports) else FAILED
 
 
-def _bisect(bench: Workbench, utterance: Utterance, component: str, say: progress, json_file: Path | None) -> int:
+def _bisect(bench: Workbench, utterance: Utterance, component: str, say: Spinner, json_file: Path | None) -> int:
     from kokoro_tvm.validate.bisect import first_failure
     from kokoro_tvm.validate.report import bisect_table, decibels, write_json
 

@@ -187,6 +187,7 @@ def errors_picture(records: Sequence[steps.Record]) -> str:
     axis.plot(values(steps.SINGLE), y, "k.", label="float32 PyTorch")
     axis.plot([r.tolerance.floor_db for r in shown], y, "b|", markersize=9, label="floor of the compiled")
     axis.set_yticks(y, [f"{r.stage}: {r.tensor}{' (chained)' if r.mode == 'chained' else ''}" for r in shown], fontsize=7)
+    axis.margins(y=0.01)
     axis.invert_yaxis()
     axis.set_xlim(0, edge)
     axis.set_xlabel("SNR against eager float64, dB: longer is closer")
