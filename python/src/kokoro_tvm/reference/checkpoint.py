@@ -211,7 +211,7 @@ def _is_constant(part: str, name: str) -> bool:
 
 def _sha256(path: str | os.PathLike[str]) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

@@ -194,6 +194,7 @@ def run_source(
     """The harmonic source and its STFT (``Generator.forward``, first lines).
 
     Args:
+        model: The reference model.
         f0: [1, 2M], Hz.
         noise: Standard normal [1, 600·M, 9].
 
@@ -221,6 +222,7 @@ def run_decoder(
     """The decoder, optionally with the source's spectrum given.
 
     Args:
+        model: The reference model.
         asr: [1, 512, M].
         f0: [1, 2M], Hz.
         n: [1, 2M].
@@ -257,6 +259,7 @@ def run_generator(model: ReferenceModel, x: torch.Tensor, style: torch.Tensor, h
     """The vocoder behind the decoder's blocks, with the source's spectrum given.
 
     Args:
+        model: The reference model.
         x: [1, 512, 2M], the output of the last decoder block.
         style: Decoder style [1, 128].
         har: [1, 22, 120·M + 1], magnitude then phase.

@@ -76,13 +76,16 @@ class Draw:
         self.seed = seed
 
     def generator(self, name: str) -> torch.Generator:
+        """A generator of its own for every name."""
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     def normal(self, name: str, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+        """Normally distributed values."""
         return torch.randn(shape, generator=self.generator(name)) * std + mean
 
     def uniform(self, name: str, *shape: int, low: float, high: float) -> torch.Tensor:
+        """Uniformly distributed values."""
         return torch.rand(shape, generator=self.generator(name)) * (high - low) + low
 
 
