@@ -61,7 +61,7 @@ def check_options(device: str, save_dir: Path) -> None:
         raise OutputError(f"cannot write {save_dir}: {error.strerror or error}") from error
 
 
-class progress:
+class Spinner:
     """A spinner with what is being done; plain lines where there is no terminal."""
 
     def __enter__(self) -> Spinner:
