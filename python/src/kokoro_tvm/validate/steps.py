@@ -21,7 +21,7 @@ from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.noise import source_noise
 from kokoro_tvm.validate.metrics import Measurement, branch_flips, compare, compare_phase, missing, snr_db
 from kokoro_tvm.validate.subjects import Eager, Rewrite, Subject, Tensors
-from kokoro_tvm.validate.tolerances import CHAINED, EXACT, REWRITE, REWRITE_CHAINED, STAGES, Stage, Tolerance
+from kokoro_tvm.validate.tolerances import CHAINED, EXACT, REWRITE_CHAINED, STAGES, Stage, Tolerance
 
 STATIC, UNBOUNDED, COMPILED, SINGLE = "static with lengths", "static without lengths", "compiled", "float32 PyTorch"
 """The regimes that are measured against the dynamic reference (eager float64 at the utterance's own length)."""
@@ -209,7 +209,7 @@ def _isolated_record(stage: Stage, name: str, expected: Tensors, found: Mapping[
     assert tolerance is not None
     # The second hop asks how far the kernels are from the program they were compiled from.
     hop = measure(name, found[COMPILED].get(name), {**expected, **found[STATIC]}).snr_db if name in found[STATIC] else math.nan
-    return Record(stage.name, name, "isolated", tolerance, REWRITE, measured, hop, _flips(name, found, expected))
+    return Record(stage.name, name, "isolated", tolerance, stage.rewrite, measured, hop, _flips(name, found, expected))
 
 
 def measure(name: str, actual: torch.Tensor | None, expected: Mapping[str, torch.Tensor]) -> Measurement:

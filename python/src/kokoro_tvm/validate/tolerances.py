@@ -37,6 +37,11 @@ class Tolerance:
 
 EXACT = Tolerance("exact", math.inf, "whole numbers: one duration that differs moves everything behind it")
 REWRITE = Tolerance("rewrite", 180.0, "float64 against float64: another order of sums and folded weight norms cost 1e-15 a layer")
+REWRITE_SOURCE = Tolerance(
+    "rewrite of the source",
+    140.0,
+    "eager kokoro sums the phase unwrapped, and float64 rounds thousands of turns: 202 dB at 1 s, 180 at 10 s, and falling",
+)
 REWRITE_CHAINED = Tolerance(
     "rewrite, chained", 90.0, "float64 F0 with 1e-15 of error becomes 1e-10 in the source's phase; a bin at ±π then may flip"
 )
@@ -50,8 +55,8 @@ GENERATOR = Tolerance("generator", 105.0, "with the source's spectrum given noth
 DECODER = Tolerance("decoder", 90.0, "from equal F0, N, text features and noise: the generator's error and the source's phases")
 AUDIO_CHAINED = Tolerance(
     "audio, chained",
-    10.0,
-    "F0 rounded to float32 leaves 35 dB, F0 at 100 dB about 20, as bins at ±π flip (all in float64); other noise -1 dB",
+    6.0,
+    "F0 rounded to float32 leaves 35 dB, F0 at 100 dB 10 to 25, as bins at ±π flip (all in float64); other noise -1 dB",
 )
 
 
@@ -86,6 +91,7 @@ class Stage:
         tensors: Patterns of the tensors it computes, inner ones first, each with its tolerance.
         lengths: The input whose last axis has one entry per token or frame, times ``rate``.
         rate: See above.
+        rewrite: What the rewrite may lose in float64.
     """
 
     name: str
@@ -94,6 +100,7 @@ class Stage:
     tensors: tuple[tuple[str, Tolerance], ...]
     lengths: str
     rate: int = 1
+    rewrite: Tolerance = REWRITE
 
     def tolerance(self, tensor: str) -> Tolerance | None:
         """The tolerance of one of its tensors; None if it does not compute it."""
@@ -122,6 +129,7 @@ STAGES: tuple[Stage, ...] = (
         (("har_source", SOURCE), ("har_magnitude", SPECTRUM), ("har_phase", SPECTRUM)),
         "f0",
         rate=2,
+        rewrite=REWRITE_SOURCE,
     ),
     Stage("trunk", "decoder", ("asr", "f0", "n", "timbre"), (("decoder.*", TRUNK),), "asr"),
     Stage(
@@ -135,7 +143,14 @@ STAGES: tuple[Stage, ...] = (
         "x",
         rate=2,
     ),
-    Stage("decoder", "decoder", ("asr", "f0", "n", "timbre", "noise"), (("audio", DECODER),), "asr"),
+    Stage(
+        "decoder",
+        "decoder",
+        ("asr", "f0", "n", "timbre", "noise"),
+        (("audio", DECODER),),
+        "asr",
+        rewrite=REWRITE_SOURCE,
+    ),
 )
 """In pipeline order. ``source``, ``trunk`` and ``generator`` are the parts of the decoder, each with the reference's inputs."""
 
