@@ -224,6 +224,13 @@ def elementwise(expression, dtype: str = "float32") -> PrimFunc:
 
 def run(emulator, kernel: PrimFunc, inputs: list[np.ndarray], output: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Builds the kernel, calls it with the inputs and an output that nobody has written, and returns the output."""
-    result = emulator.empty(output, dtype)
-    build(kernel)["main"](*(emulator.tensor(x) for x in inputs), result)
-    return result.numpy()
+    return next(run_in_orders(emulator, kernel, inputs, output, dtype, [emulator.order]))
+
+
+def run_in_orders(emulator, kernel, inputs, output, dtype="float32", orders=("forward", "reverse", "random")):
+    """Builds the kernel and yields its output for each order."""
+    module = build(kernel)
+    for emulator.order in orders:
+        result = emulator.empty(output, dtype)
+        module["main"](*(emulator.tensor(x) for x in inputs), result)
+        yield result.numpy()

@@ -186,7 +186,9 @@ class MetalEmulator:
         edited = {name: self.edit(name, msl) if self.edit else msl for name, msl in sources.items()}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = dict(zip(edited, pool.map(lambda n: self._compile(n, edited[n], signatures[n]), edited), strict=True))
-        self.kernels |= {name: KernelRecord(msl, signatures[name]) for name, msl in edited.items()}
+        for name, msl in edited.items():
+            if name not in self.kernels or self.kernels[name].msl != msl:
+                self.kernels[name] = KernelRecord(msl, signatures[name])
         _, create_module = _native()
         entries = [
             [
