@@ -66,11 +66,12 @@ SIMD_FUNCTIONS = {
 @pytest.mark.parametrize("function", SIMD_FUNCTIONS)
 def test_simdgroup_functions(function):
     """Of integers, so that the order of a sum does not matter; two SIMD-groups, which know nothing of each other."""
-    x = RNG.integers(1, 3, 32).astype(np.float32)
-    text = f"= ({{ float v = X_ptr[threadIdx]; uint lane = threadIdx % 32; {function}; }});"
-    with MetalEmulator(edit=replace_once("main", r"= X_ptr\[.*?\];", text.replace("\\", ""))) as emulator:
-        for y in sample_kernels.run_in_orders(emulator, sample_kernels.elementwise(lambda v: v), [x], (32,)):
-            np.testing.assert_array_equal(y, SIMD_FUNCTIONS[function](x))
+    x = RNG.integers(1, 3, (2, 32)).astype(np.float32)
+    expected = np.concatenate([SIMD_FUNCTIONS[function](half) for half in x])
+    text = f"if (true) {{ float v = A_ptr[threadIdx]; uint lane = threadIdx % 32; C_ptr[threadIdx] = {function}; return;"
+    with MetalEmulator(edit=replace_once("main", r"if \(.*\) \{", text)) as emulator:
+        for y in sample_kernels.run_in_orders(emulator, sample_kernels.add(64), [x.ravel()] * 2, (64,)):
+            np.testing.assert_array_equal(y, expected)
 
 
 def test_a_lane_that_does_not_exist_is_nan():
@@ -101,6 +102,20 @@ def test_simdgroup_matrices(race):
             assert np.abs(c - a.astype(np.float64) @ b).max() <= bound
 
 
+def test_simdgroup_matrices_of_halves():
+    """Of integers that halves hold exactly, and of 2049, which they do not: the sum is a half after each product."""
+    a = RNG.integers(-3, 4, (16, 32)).astype(np.float16)
+    b = RNG.integers(-3, 4, (32, 64)).astype(np.float16)
+    a[0], b[:, 0] = 0, 0
+    a[0, [0, 8, 16]], b[[0, 8, 16], 0] = [2048, 1, 1], 1
+    with MetalEmulator() as emulator:
+        c = sample_kernels.run(emulator, sample_kernels.matmul(16, 32, 64, "float16"), [a, b], (16, 64), "float16")
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert (c[0, 0], expected[0, 0]) == (2048, 2050)
+    c[0], expected[0] = 0, 0
+    np.testing.assert_array_equal(c, expected)
+
+
 def test_transposed_simdgroup_matrix():
     a, b = normal(16, 8), normal(8, 64)
     edit = replace_once("main", r"simdgroup_load\(a\[0\], (.*), 8, 0, \(bool\)0\)", r"simdgroup_load(a[0], \1, 8, 0, true)")
@@ -114,7 +129,6 @@ LIBRARY = {
     "float4(1.0f)[3]": 1,
     "float4(1.0f, 2.0f, 3.0f, 4.0f).z": 3,
     "float2(half2(1.5h, 2.5h))[1]": 2.5,
-    "((float4)(2.0f)).w": 2,
     "(float3(1.0f, 2.0f, 3.0f) * 2.0f).y": 4,
     "float(int4(7, 8, 9, 10).x)": 7,
     "fma(float2(2.0f), float2(3.0f), float2(1.0f)).x": 7,
@@ -243,6 +257,22 @@ def test_copies_on_the_device():
         y = emulator.empty((3, 7))
         y.copyfrom(emulator.tensor(x))
         np.testing.assert_array_equal(y.numpy(), x)
+
+
+def test_constants_and_booleans():
+    """A table of constants, which the checks of memory let pass; booleans, a byte each."""
+    edit = replace_once("main", "kernel void", "constant float table[4] = {1, 2, 3, 4};\nkernel void")
+    other = replace_once("main", r"= \(0.000000e\+00f < .*?\);", "= table[threadIdx & 3] < X_ptr[threadIdx];")
+
+    @T.prim_func(s_tir=True)
+    def kernel(X: T.Buffer((8,), "float32"), Y: T.Buffer((8,), "bool")):
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+        for thread in T.thread_binding(8, thread="threadIdx.x"):
+            Y[thread] = T.float32(0) < X[thread]
+
+    with MetalEmulator(race=True, edit=lambda name, msl: other(name, edit(name, msl))) as emulator:
+        y = sample_kernels.run(emulator, kernel, [np.full(8, 2.5, np.float32)], (8,), "bool")
+    assert y.tolist() == [True, True, False, False] * 2
 
 
 # ---- caller mistakes ----

@@ -76,6 +76,18 @@ def test_shuffle_without_the_whole_simdgroup():
     fault(sample_kernels.simd_sum(), [normal(1, 32)], (1,), edit, "diverged in a SIMD-group operation")
 
 
+def test_matrix_without_the_whole_simdgroup():
+    """Whoever skips the operation is at another one, or at the same one elsewhere in the kernel."""
+    edit = replace_once("main", r"simdgroup_load\(b\[1\].*;", r"if (threadIdx.x < 9) \g<0>")
+    kernel, inputs = sample_kernels.matmul(16, 8, 64), [normal(16, 8), normal(8, 64)]
+    fault(kernel, inputs, (16, 64), edit, "diverged in a SIMD-group operation: thread 0 is at simdgroup_load")
+
+
+def test_matrix_in_half_a_simdgroup():
+    edit = replace_once("main", r"if \(.*\) \{", "simdgroup_float8x8 m; simdgroup_load(m, A_ptr, 8); if (true) {")
+    fault(sample_kernels.add(16), [normal(64)] * 2, (64,), edit, "uses a SIMD-group matrix in a SIMD-group of 16 threads")
+
+
 @pytest.mark.parametrize("pattern, replacement", [(", 16\\)", ", 8)"), ("shuffle_down", "shuffle_up"), (", 1\\)", ", 2)")])
 def test_wrong_shuffle(pattern, replacement):
     x = normal(3, 32)
@@ -157,6 +169,13 @@ def test_the_emulator_goes_on_after_a_crash():
                 sample_kernels.run(emulator, sample_kernels.elementwise(lambda v: v), [x], (64,))
         emulator.edit = None
         np.testing.assert_array_equal(sample_kernels.run(emulator, sample_kernels.elementwise(lambda v: v), [x], (64,)), x)
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_misaligned_vector(race):
+    edit = replace_once("main", r"Y_ptr\[.*?\] = .*;", "*(device float4*)(Y_ptr + 1) = ((device float4*)(X_ptr + 4))[0];")
+    what = "16 bytes at an address that is no multiple" if race else "impossible or misaligned address"
+    fault(sample_kernels.elementwise(lambda v: v), [normal(64)], (64,), edit, what, race=race)
 
 
 def test_integer_division_by_zero():
@@ -270,6 +289,12 @@ def test_tvm_emits_a_name_that_is_not_metals():
 )
 def test_address_spaces(pattern, replacement, match):
     refused(sample_kernels.block_sum(64), replace_once("main", pattern, replacement), match)
+
+
+def test_cast_of_a_vector():
+    """TVM emits ((int4)v) for a vectorised cast, which keeps the bits in clang's languages and may convert in Apple's."""
+    edit = replace_once("main", r"= X_ptr\[.*?\];", "= ((int4)((device float4*)X_ptr)[0]).x;")
+    refused(sample_kernels.elementwise(lambda v: v), edit, r"main_kernel:\d+: casts to a vector, \(int4\); cast its lanes")
 
 
 def test_line_numbers_are_those_of_the_source():

@@ -55,6 +55,11 @@ void LazyPages::Clear() {
 
 void Buffer::MarkWritten(size_t offset, size_t bytes) { std::memset(written.begin() + offset, 1, bytes); }
 
+void Buffer::MarkAllWritten() {
+  if (!all_written) MarkWritten(0, size);
+  all_written = true;
+}
+
 Buffer* Allocate(size_t size) {
   auto buffer = std::make_unique<Buffer>();
   const size_t body = RoundUp(std::max<size_t>(size, 1), kAlignment);

@@ -38,12 +38,14 @@ struct Buffer {
   size_t size = 0;          //!< in bytes, as asked for
   char* mapping = nullptr;  //!< guard pages, slack, contents, guard pages
   size_t mapping_size = 0;
-  LazyPages written;   //!< one byte for each of the contents: 1 if it has been written
-  LazyPages accesses;  //!< the memory checker's record of the running launch
+  LazyPages written;         //!< one byte for each of the contents: 1 if it has been written
+  bool all_written = false;  //!< `written` is all 1
+  LazyPages accesses;        //!< the memory checker's record of the running launch
 
   bool Contains(uintptr_t address) const { return address - reinterpret_cast<uintptr_t>(begin) < size; }
   bool Surrounds(uintptr_t address) const { return address - reinterpret_cast<uintptr_t>(mapping) < mapping_size; }
   void MarkWritten(size_t offset, size_t bytes);
+  void MarkAllWritten();
 };
 
 /*! \brief A new buffer of so many bytes. Throws std::bad_alloc. */
