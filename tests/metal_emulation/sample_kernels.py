@@ -224,6 +224,24 @@ def elementwise(expression, dtype: str = "float32") -> PrimFunc:
     return kernel
 
 
+def vectors(expression, lanes: int = 4) -> PrimFunc:
+    """y = expression(x), a vector per thread; x and y are [n, lanes]."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.handle, y: T.handle):
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+        n = T.int32()
+        X = T.match_buffer(x, (n, lanes), "float32")
+        Y = T.match_buffer(y, (n, lanes), "float32")
+        for block in T.thread_binding((n + 31) // 32, thread="blockIdx.x"):
+            for thread in T.thread_binding(32, thread="threadIdx.x"):
+                if block * 32 + thread < n:
+                    for lane in T.vectorized(lanes):
+                        Y[block * 32 + thread, lane] = expression(X[block * 32 + thread, lane])
+
+    return kernel
+
+
 def run(emulator, kernel: PrimFunc, inputs: list[np.ndarray], output: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Builds the kernel, calls it with the inputs and an output that nobody has written, and returns the output."""
     return next(run_in_orders(emulator, kernel, inputs, output, dtype, [emulator.order]))

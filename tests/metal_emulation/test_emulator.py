@@ -166,6 +166,17 @@ def test_library():
 
 
 @watched
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_vectors(lanes, race):
+    x = normal(33, lanes)
+    kernel = sample_kernels.vectors(lambda v: T.Select(v > T.float32(0), T.exp(v), T.float32(0)), lanes)
+    with MetalEmulator(race=race) as emulator:
+        y = sample_kernels.run(emulator, kernel, [x], x.shape)
+    assert f"device float{lanes}*" in emulator.kernels["main_kernel"].msl
+    np.testing.assert_allclose(y, np.where(x > 0, np.exp(x), 0), rtol=2 * EPSILON)
+
+
+@watched
 def test_half_rounds_each_operation(race):
     x = normal(70).astype(np.float16)
     kernel = sample_kernels.elementwise(lambda v: v * v + T.float16(1), "float16")

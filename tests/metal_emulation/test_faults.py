@@ -6,7 +6,9 @@ import re
 import numpy as np
 import pytest
 import sample_kernels
-from metal_emulator import CompileError, KernelFault, MetalEmulator, replace_once
+import tvm_ffi
+from metal_emulator import CompileError, KernelFault, MetalEmulator, replace_once, serialised
+from metal_emulator.serialised import Signature
 from tvm.script import tirx as T
 
 RNG = np.random.default_rng(21)
@@ -249,6 +251,33 @@ def test_threads():
         sample_kernels.add(512), [normal(4), normal(4)], (4,), None,
         "exceeds the limits of a device: 512 threads in a threadgroup, at most 256",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "buffers, scalars, right", [(31, 0, True), (32, 0, False), (30, 1, True), (31, 1, False), (1, 512, True), (1, 513, False)]
+)
+def test_argument_table(buffers, scalars, right):
+    """A kernel of our own, in the bytes of a Metal module: TVM only warns."""
+    signature = Signature(("handle",) * buffers + ("int32",) * scalars, ())
+    parameters = [f"device float* b{i} [[ buffer({i}) ]]" for i in range(buffers)]
+    if scalars:
+        parameters.append(f"constant arguments& arg [[ buffer({buffers}) ]]")
+    value = "(float)arg.n[0]" if scalars else "5.0f"
+    msl = f"""#include <metal_stdlib>
+using namespace metal;
+struct arguments {{ int n[{2 * max(scalars, 1)}]; }};
+kernel void k({", ".join(parameters)}) {{ b0[0] = {value}; }}
+"""
+    with MetalEmulator() as emulator:
+        kernel = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.metal")(serialised.save({"k": signature}, {"k": msl}))["k"]
+        y = emulator.empty((1,))
+        arguments = [ctypes.c_void_p(y.data_ptr())] * buffers + [5] * scalars
+        if right:
+            kernel(*arguments)
+            assert y.numpy().tolist() == [5]
+        else:
+            with pytest.raises(KernelFault, match=r"kernel k: exceeds the limits of a device: \d+ (buffers|scalars), at most"):
+                kernel(*arguments)
 
 
 def test_empty_grid():

@@ -308,7 +308,7 @@ bool Execution::ReleaseSimdgroups() {
             (other->wait == active->wait ? " elsewhere in the kernel" : ""));
     }
     Exchange(first, lanes);
-    if (active->wait == Wait::kSimdgroupBarrier) ++simdgroup_phases_[first / kSimdgroupThreads];
+    if (active->wait == Wait::kSimdgroupBarrier && active->flags != 0) ++simdgroup_phases_[first / kSimdgroupThreads];
     for (uint32_t lane = 0; lane < lanes; ++lane) fibers_[first + lane].wait = Wait::kNothing;
     released = true;
   }
