@@ -30,10 +30,10 @@ from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
 TOLERANCE = 2e-6
-"""Largest error relative to the largest output, prologue included: float32 sums of CHUNK products, up to 48 of which are added."""
+"""Largest error relative to the largest output, prologue included: float32 sums of CHUNK products, at most 48 of them."""
 
 TOLERANCE_FLOAT64 = 6e-7
-"""The same for float64 sums: ten float32 roundings at most, in the prologue, of the sum and behind it (residuals, factor, GELU)."""
+"""The same for float64 sums: ten float32 roundings at most, in the prologue and behind the sum (residuals, factor, GELU)."""
 
 PACKED_BYTES = 160 * 1024
 """Most that one task packs: with a weight panel beside it, this stays in a level-2 cache of 512 KiB."""

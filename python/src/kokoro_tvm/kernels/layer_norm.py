@@ -20,7 +20,7 @@ from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
 TOLERANCE = 3e-7
-"""Largest error relative to the largest output: everything is float64 but the result, one rounding, and its bias may cancel it."""
+"""Largest error relative to the largest output: one rounding of a float64 result, or of its sum with a bias."""
 
 
 def vector_step(channels: int, tile: Tile) -> int:
