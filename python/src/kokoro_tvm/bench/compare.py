@@ -1,9 +1,9 @@
 """The comparison itself: who runs what, when, and what is checked.
 
 What it is: a schedule. Every engine has a process of its own for every number of threads; they take turns, run by run, so that
-a busy machine hurts all alike, and only one works at a time. Between two runs there is a pause in which idle threads, which spin for a
-while, go to sleep; an engine whose run is short runs once untimed before every timed run, so that what others did to the caches
-does not count. What it is not: an engine (``peers``), or a way to show figures (``report``).
+a busy machine hurts all alike, and only one works at a time. Between two runs there is a pause in which idle threads, which
+spin for a while, go to sleep; an engine whose run is short runs once untimed before every timed run, so that what others did
+to the caches does not count. What it is not: an engine (``peers``), or a way to show figures (``report``).
 
 The engines get the same token ids and style. They have to predict the same durations; the decoders get the same inputs.
 """
