@@ -6,6 +6,7 @@ What it is: a leaf. What it is not: a settings file; options are arguments.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def cpu_count() -> int:
@@ -26,6 +27,12 @@ def prepare_thread_pool() -> None:
 def thread_limit() -> int:
     """The most threads TVM's pool will use."""
     return int(os.environ.get("TVM_NUM_THREADS", cpu_count()))
+
+
+def tuning_folder() -> Path:
+    """``KOKORO_TVM_TUNING``: where this user's tuning records lie; a folder of the user's cache if absent."""
+    named = os.environ.get("KOKORO_TVM_TUNING")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kokoro-tvm" / "tuning"
 
 
 def debug_traceback() -> bool:

@@ -38,6 +38,7 @@ from kokoro_tvm.kernels import (
     style_linear,
 )
 from kokoro_tvm.kernels.packing import pack
+from kokoro_tvm.kernels.records import layer_name
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.stages import COMPONENTS
@@ -86,8 +87,10 @@ class Lowering:
         """A call of ``kernel``, which joins the module once per specialisation."""
         return relax.call_tir(self.builder.add_func(kernel, name), relax.Tuple(arguments), out)
 
-    def packed(self, weight: relax.Var, layout_name: str) -> relax.Var:
-        """Notes that a weight has to be in a layout."""
+    def packed(self, weight: relax.Var, layout_name: str, tile: Tile | None = None) -> relax.Var:
+        """Notes that a weight has to be in a layout, for a tile of its own if one is given."""
+        if tile is not None and tile.width != self.tile.width:
+            layout_name = f"{layout_name}@{tile.width}"
         if self.layouts.setdefault(weight, layout_name) != layout_name:
             raise RuntimeError(f"{weight} is needed as {self.layouts[weight]} and as {layout_name}")
         return weight
@@ -98,9 +101,9 @@ def _conv1d_kernel(conv: conv1d.Conv1d, tile: Tile) -> tirx.PrimFunc:
     return conv1d.kernel(conv, tile)
 
 
-def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+def _conv1d_of(call: OperatorCall) -> conv1d.Conv1d:
     a = call.attributes
-    conv = conv1d.Conv1d(
+    return conv1d.Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 0),
         taps=_extent(call["weight"], 2),
@@ -118,18 +121,23 @@ def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         epilogue=a["epilogue"],
         accumulate=low.accumulate,
     )
-    weights = [low.packed(call["weight"], "conv1d")] + [low.packed(b, "bias") for b in call.present("bias")]
+
+
+def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+    conv = _conv1d_of(call)
+    tile = low.tile.best(layer_name(conv))
+    weights = [low.packed(call["weight"], "conv1d", tile)] + [low.packed(b, "bias", tile) for b in call.present("bias")]
     rest = call.present("coef", "alpha", "residual", "residual2")
-    return low.call(_conv1d_kernel(conv, low.tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
+    return low.call(_conv1d_kernel(conv, tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
 
 
-def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+def _conv_transpose1d_of(call: OperatorCall) -> conv1d.Conv1d:
     a = call.attributes
     taps, stride = _extent(call["weight"], 2), a["stride"]
     if taps % stride:
         raise RuntimeError(f"transposed convolution of {taps} taps and stride {stride}: taps must be a multiple of the stride")
     span = taps // stride - 1
-    conv = conv1d.Conv1d(
+    return conv1d.Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 1),
         taps=taps // stride,
@@ -143,9 +151,14 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         residuals=len(call.present("residual")),
         accumulate=low.accumulate,
     )
-    weights = [low.packed(call["weight"], f"transposed:{stride}"), low.packed(call["bias"], "bias")]
+
+
+def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+    conv = _conv_transpose1d_of(call)
+    tile = low.tile.best(layer_name(conv))
+    weights = [low.packed(call["weight"], f"transposed:{conv.phases}", tile), low.packed(call["bias"], "bias", tile)]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
-    return low.call(_conv1d_kernel(conv, low.tile), "conv_transpose1d", arguments, call.type)
+    return low.call(_conv1d_kernel(conv, tile), "conv_transpose1d", arguments, call.type)
 
 
 def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
@@ -283,6 +296,21 @@ def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> Op
         else:
             found[n], *tensors = tensors
     return OperatorCall(found, attributes, out)
+
+
+def convolutions(function: relax.Function) -> list[tuple[conv1d.Conv1d, relax.Expr]]:
+    """Every convolution of an exported function, and its input's type (for the number of rows)."""
+    makers = {"conv1d": _conv1d_of, "conv_transpose1d": _conv_transpose1d_of}
+    found: list[tuple[conv1d.Conv1d, relax.Expr]] = []
+    for binding in (b for block in function.body.blocks for b in block.bindings):
+        call = binding.value
+        if not isinstance(call, relax.Call) or call.op != tvm.ir.Op.get("relax.call_dps_packed"):
+            continue
+        name = str(call.args[0].global_symbol).removeprefix(f"{NAMESPACE}.")
+        if name in makers:
+            operator = _parsed(name, list(call.args[1].fields), call.ty_args[0])
+            found.append((makers[name](operator), operator["x"].ty))
+    return found
 
 
 @relax.expr_functor.mutator
