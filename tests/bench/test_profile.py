@@ -102,7 +102,7 @@ def test_peaks_are_those_of_a_cpu():
 
 @pytest.fixture
 def quick_peaks(monkeypatch):
-    monkeypatch.setattr(peaks, "measure", lambda threads: peaks.Peaks(threads, 100.0, 50.0, 10.0))
+    monkeypatch.setattr(peaks, "measure", lambda threads, clock: peaks.Peaks(threads, 100.0, 50.0, 10.0))
 
 
 def test_every_kernel_of_every_component(tiny_artifact, tmp_path, quick_peaks, capfd):
@@ -129,6 +129,7 @@ def test_every_kernel_of_every_component(tiny_artifact, tmp_path, quick_peaks, c
 
 def test_one_component(tiny_artifact, tmp_path, quick_peaks, capfd):
     arguments = ["--artifact", tiny_artifact, "--component", "text_encoder", "--seconds", 0.6, "--runs", 1, "--threads", 1]
+    arguments += ["--clock", "cpu"]
     path = tmp_path / "a.json"
     assert main(["profile", *map(str, arguments), "--cache", str(tmp_path), "--json", str(path)]) == 0
     raw = json.loads(path.read_text())

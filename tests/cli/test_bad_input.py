@@ -309,6 +309,7 @@ BENCHMARK_MISTAKES: dict[str, tuple[list[str], str]] = {
     "figures that are not there": (["bench", "--from", "no/such.json"], "holds no figures"),
     "unknown component": (["profile", "--component", "brain"], "unknown component 'brain'"),
     "profile without an artifact": (["profile", "--artifact", "no/such/artifact"], "no artifact"),
+    "CPU time of two threads": (["profile", "--clock", "cpu"], "cpu with --threads 1"),
     "profile without runs": (["profile", "--runs", "0"], "must be at least 1"),
 }
 

@@ -40,6 +40,9 @@ Plans = dict[str, dict[str, list["Plan"]]]
 """Component to operator to plans (``validate.operators``)."""
 
 
+Clock = Callable[[], float]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """All calls of one kernel within one rendering.
@@ -123,15 +126,16 @@ class _Call:
 class _Recorder:
     """Hears of the calls of one component."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.calls: list[_Call] = []
+        self._clock = clock
         self._started = 0.0
 
     def __call__(self, name: str, before: bool, arguments: tuple[object, ...]) -> None:
         if before:
-            self._started = time.perf_counter()
+            self._started = self._clock()
             return
-        seconds = time.perf_counter() - self._started
+        seconds = self._clock() - self._started
         # Only sizes and lengths are kept: a tensor would keep its buffer from being used again.
         kept = () if name.startswith("vm.") else tuple(map(_described, arguments))
         self.calls.append(_Call(name, kept, seconds))
@@ -156,6 +160,7 @@ def profile(
     peaks: Peaks,
     header: dict[str, str],
     listener: Callable[[str], None] = lambda _: None,
+    clock: Clock = time.perf_counter,
 ) -> Profile:
     """Renders an utterance ``runs`` times without and with a listener in the virtual machine.
 
@@ -169,6 +174,8 @@ def profile(
         peaks: See ``Profile``.
         header: See ``Profile``.
         listener: Told what goes on.
+        clock: ``time.thread_time`` counts only what the calling thread computed: with one thread, a busy machine's figures can
+            then be compared with each other.
     """
     engine = synthesizer.engine
 
@@ -182,9 +189,9 @@ def profile(
     run = engine.run
 
     def timed(name: str, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        start = time.perf_counter()
+        start = clock()
         result = run(name, *inputs)
-        plain[name].append(time.perf_counter() - start)
+        plain[name].append(clock() - start)
         return result
 
     def render() -> None:
@@ -197,7 +204,7 @@ def profile(
         listener(f"whole components, run {i + 1} of {runs}")
         render()
     engine.run = run  # type: ignore[method-assign]
-    recorders = {name: _Recorder() for name in components}
+    recorders = {name: _Recorder(clock) for name in components}
     for name, recorder in recorders.items():
         engine.observe(name, recorder)
     rendered = []

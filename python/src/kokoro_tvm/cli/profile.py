@@ -5,6 +5,7 @@ What it is: options, and where the figures go. What it is not: the measurement (
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,9 @@ def profile(
     runs: Annotated[int, typer.Option(help="Runs; the median counts.")] = 7,
     artifact: Annotated[Path, typer.Option("--artifact", "-a", help="The compiled artifact.")] = Path("tvm_output"),
     voice: Annotated[str | None, typer.Option(help="As for synth; a made-up one if absent.")] = None,
+    clock: Annotated[
+        str, typer.Option(help="wall, or cpu: what one thread computed, for figures from a busy machine; with --threads 1.")
+    ] = "wall",
     most: Annotated[int, typer.Option(help="Kernels in the table; the JSON file has all.")] = 40,
     cache: Annotated[Path, typer.Option(help="Where lists of kernels are kept.")] = Path("build/bench/plans"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
@@ -35,6 +39,9 @@ def profile(
         raise InputError(f"unknown component {component!r}; expected one of: {', '.join(COMPONENTS)}, all")
     if runs < 1 or most < 1:
         raise InputError(f"--runs and --most must be at least 1, got {runs} and {most}")
+    if clock not in ("wall", "cpu") or (clock == "cpu" and threads != 1):
+        raise InputError(f"--clock must be wall, or cpu with --threads 1; got {clock} with {threads}")
+    count = time.perf_counter if clock == "wall" else time.thread_time
     names = list(COMPONENTS) if component == "all" else [component]
     with compiler_packages():
         from kokoro_tvm.bench import peaks
@@ -50,10 +57,10 @@ def profile(
         model = ReferenceModel(manifest.model)  # for its shapes alone: weights are the artifact's
         plans = {n: load_operators(artifact, n, model, cache).plans for n in names}
         status.update("measuring what this CPU can do")
-        peak = peaks.measure(threads)
+        peak = peaks.measure(threads, clock=count)
         table = VoiceStore([]).load(voice).table if voice else profiling.made_up_voice()
-        header = machine() | {"artifact": f"{manifest.target.mcpu}, {' '.join(manifest.target.features)}"}
-        found = profiling.profile(synthesizer, plans, table, seconds, names, runs, peak, header, status.update)
+        header = machine() | {"clock": clock} | {"artifact": f"{manifest.target.mcpu}, {' '.join(manifest.target.features)}"}
+        found = profiling.profile(synthesizer, plans, table, seconds, names, runs, peak, header, status.update, count)
     if json_file:
         profiling.write_json(json_file, found)
     if picture:
