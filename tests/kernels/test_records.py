@@ -23,7 +23,7 @@ def test_names_tell_layers_apart():
     assert RECORD.layer == "128-128-k3-s1-d5-p1-snake-affine-r1"
     changes = [
         {"c_in": 64}, {"c_out": 64}, {"taps": 5}, {"stride": 2}, {"dilation": 1}, {"phases": 2}, {"affine": False},
-        {"prologue": "none"}, {"residuals": 2}, {"epilogue": "gelu"},
+        {"prologue": "none"}, {"residuals": 2}, {"epilogue": "gelu"}, {"accumulate": "float64"},
     ]  # fmt: skip
     names = {records.layer_name(dataclasses.replace(CONV, **c)) for c in changes}
     assert len(names | {RECORD.layer}) == len(changes) + 1

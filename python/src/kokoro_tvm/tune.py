@@ -69,7 +69,7 @@ def layers(model: KModel, components: Sequence[str], seconds: float) -> list[Lay
         analyzer = tvm.sym.Analyzer()
         for symbol in relax.analysis.defined_symbolic_vars(function):
             analyzer.bind(symbol, tvm.tirx.IntImm("int64", {"B": 1, "N": max(1, tokens), "M": max(1, frames)}[symbol.name]))
-        for conv, kind in convolutions(function):
+        for conv, kind in convolutions(name, function):
             rows = int(analyzer.simplify(kind.shape.values[1]))
             known = found.get(layer_name(conv))
             if known is None or known.rows < rows:

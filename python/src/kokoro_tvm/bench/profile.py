@@ -23,10 +23,11 @@ from kokoro_tvm.artifact import staged
 from kokoro_tvm.bench.peaks import Peaks
 from kokoro_tvm.bench.peers import Window
 from kokoro_tvm.bench.utterance import utterance
-from kokoro_tvm.bench.work import CONVOLUTION, PRODUCT, REST, kind, operations
+from kokoro_tvm.bench.work import CONVOLUTION, PARTS, PRODUCT, REST, kind, operations
 from kokoro_tvm.passes.lower_operators import RULES
 from kokoro_tvm.runtime.alignment import frame_counts
 from kokoro_tvm.runtime.synthesis import Synthesizer
+from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,8 +109,15 @@ class Profile:
         return sum(k.seconds for k in self.kernels if k.kind in kinds) / self.seconds
 
     def of_peak(self, kernel: Kernel) -> float:
-        """Share of the measured multiply-add peak."""
-        return kernel.gflops / self.peaks.gflops
+        """Share of the measured multiply-add peak; registers hold half as many float64 sums."""
+        return kernel.gflops / self._peak(kernel.component)
+
+    def _peak(self, component: str) -> float:
+        return self.peaks.gflops / (2 if COMPONENTS[component].accumulate == "float64" else 1)
+
+    def mean_of_peak(self, kernels: Sequence[Kernel]) -> float:
+        """The time that the operations of some kernels need at the peak, by the time they take."""
+        return sum(k.operations / self._peak(k.component) for k in kernels) / 1e9 / sum(k.seconds for k in kernels)
 
     def of_memory(self, kernel: Kernel) -> float:
         """Share of the measured memory bandwidth; above 1 where caches serve."""
@@ -242,6 +250,10 @@ def aggregated(component: str, runs: Sequence[Sequence[_Call]], plans: dict[str,
             if plan is None:
                 key = (_base(call.name) if call.name.startswith("vm.") else call.name, "")
                 about[key] = (key[0], MACHINE)
+            elif part is not None and (plan.operator, part) not in PARTS:
+                key = (call.name, plan.operator)
+                about[key] = (part, REST)
+                sums[key][2] += sum(a[1] for a in call.arguments if isinstance(a, tuple)) * (index == 0)
             else:
                 names = _names(plan)
                 shapes = _shapes(plan, names, call, call.name in shared)
@@ -348,7 +360,7 @@ def kinds_table(found: Profile) -> Table:
         seconds = sum(k.seconds for k in kernels)
         work = sum(k.operations for k in kernels)
         rate = work / seconds / 1e9 if seconds else 0.0
-        compute = (f"{rate:.1f}", f"{rate / found.peaks.gflops:.0%}") if work else ("–", "–")
+        compute = (f"{rate:.1f}", f"{found.mean_of_peak(kernels):.0%}") if work else ("–", "–")
         times = (f"{1e3 * seconds:.2f}", f"{seconds / found.seconds:.1%}", f"{seconds / found.audio:.4f}")
         table.add_row(*names, str(sum(k.calls for k in kernels)), *times, *compute)
 
@@ -360,7 +372,8 @@ def kinds_table(found: Profile) -> Table:
             row(("", what, operator), [k for k in inside if k.kind == what and operator in ("", k.operator)])
     table.add_section()
     for what in (CONVOLUTION, PRODUCT, REST, MACHINE):
-        row(("all", what, ""), [k for k in found.kernels if k.kind == what])
+        if any(k.kind == what for k in found.kernels):
+            row(("all", what, ""), [k for k in found.kernels if k.kind == what])
     row(("all", "", ""), found.kernels)
     return table
 

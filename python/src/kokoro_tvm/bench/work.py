@@ -75,7 +75,7 @@ _COUNTS: dict[str, Callable[..., int]] = {
     "attention": _attention,
     "style_linear": _style_linear,
 }
-_PARTS: dict[tuple[str, str], Callable[..., int]] = {("bilstm", "conv1d"): _projection, ("bilstm", "bilstm"): _recurrence}
+PARTS: dict[tuple[str, str], Callable[..., int]] = {("bilstm", "conv1d"): _projection, ("bilstm", "bilstm"): _recurrence}
 """Operators that several kernels compute: operator and kernel to the kernel's part."""
 
 
@@ -91,7 +91,7 @@ def operations(
         lengths: Valid rows of every sample (of a style: one entry a sample).
         part: The kernel, where the operator is several kernels.
     """
-    count = _COUNTS.get(operator) if part is None else _PARTS.get((operator, part))
+    count = _COUNTS.get(operator) if part is None else PARTS.get((operator, part))
     return count(shapes, lengths, **attributes) if count else 0
 
 

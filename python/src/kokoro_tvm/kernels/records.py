@@ -49,7 +49,8 @@ class Record:
 def layer_name(conv: Conv1d) -> str:
     """What a convolution's speed depends on, in one word: sizes, steps, and what is fused into it."""
     sizes = f"{conv.c_in}-{conv.c_out}-k{conv.taps}-s{conv.stride}-d{conv.dilation}-p{conv.phases}"
-    fused = [conv.prologue, "affine" if conv.affine else "", f"r{conv.residuals}", conv.epilogue]
+    sums = "f64" if conv.accumulate == "float64" else ""
+    fused = [sums, conv.prologue, "affine" if conv.affine else "", f"r{conv.residuals}", conv.epilogue]
     return "-".join([sizes, *(f for f in fused if f not in ("", "none"))])
 
 

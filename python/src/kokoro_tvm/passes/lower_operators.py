@@ -44,6 +44,7 @@ from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
+Accumulate = Literal["float32", "float64"]
 
 PACKING = "kokoro_tvm.packing"
 """Function attribute: JSON object from weight parameter to layout name (``kernels.packing``)."""
@@ -79,7 +80,7 @@ class Lowering:
 
     tile: Tile
     lstm_method: LstmMethod
-    accumulate: Literal["float32", "float64"]
+    accumulate: Accumulate
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
@@ -101,7 +102,7 @@ def _conv1d_kernel(conv: conv1d.Conv1d, tile: Tile) -> tirx.PrimFunc:
     return conv1d.kernel(conv, tile)
 
 
-def _conv1d_of(call: OperatorCall) -> conv1d.Conv1d:
+def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> conv1d.Conv1d:
     a = call.attributes
     return conv1d.Conv1d(
         c_in=call.channels(),
@@ -119,19 +120,19 @@ def _conv1d_of(call: OperatorCall) -> conv1d.Conv1d:
         residual_shift=a["residual_shift"],
         scale=a["scale"],
         epilogue=a["epilogue"],
-        accumulate=low.accumulate,
+        accumulate=accumulate,
     )
 
 
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
-    conv = _conv1d_of(call)
+    conv = _conv1d_of(call, low.accumulate)
     tile = low.tile.best(layer_name(conv))
     weights = [low.packed(call["weight"], "conv1d", tile)] + [low.packed(b, "bias", tile) for b in call.present("bias")]
     rest = call.present("coef", "alpha", "residual", "residual2")
     return low.call(_conv1d_kernel(conv, tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
 
 
-def _conv_transpose1d_of(call: OperatorCall) -> conv1d.Conv1d:
+def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> conv1d.Conv1d:
     a = call.attributes
     taps, stride = _extent(call["weight"], 2), a["stride"]
     if taps % stride:
@@ -149,12 +150,12 @@ def _conv_transpose1d_of(call: OperatorCall) -> conv1d.Conv1d:
         prologue="leaky",
         slope=a["slope"],
         residuals=len(call.present("residual")),
-        accumulate=low.accumulate,
+        accumulate=accumulate,
     )
 
 
 def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
-    conv = _conv_transpose1d_of(call)
+    conv = _conv_transpose1d_of(call, low.accumulate)
     tile = low.tile.best(layer_name(conv))
     weights = [low.packed(call["weight"], f"transposed:{conv.phases}", tile), low.packed(call["bias"], "bias", tile)]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
@@ -280,7 +281,7 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
 """Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
 
 
-def _accumulate(function: str) -> Literal["float32", "float64"]:
+def _accumulate(function: str) -> Accumulate:
     return COMPONENTS[function].accumulate if function in COMPONENTS else "float32"
 
 
@@ -298,18 +299,18 @@ def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> Op
     return OperatorCall(found, attributes, out)
 
 
-def convolutions(function: relax.Function) -> list[tuple[conv1d.Conv1d, relax.Expr]]:
-    """Every convolution of an exported function, and its input's type (for the number of rows)."""
+def convolutions(name: str, function: relax.Function) -> list[tuple[conv1d.Conv1d, relax.Expr]]:
+    """Every convolution of the exported function ``name``, and its input's type (for the number of rows)."""
     makers = {"conv1d": _conv1d_of, "conv_transpose1d": _conv_transpose1d_of}
     found: list[tuple[conv1d.Conv1d, relax.Expr]] = []
     for binding in (b for block in function.body.blocks for b in block.bindings):
         call = binding.value
         if not isinstance(call, relax.Call) or call.op != tvm.ir.Op.get("relax.call_dps_packed"):
             continue
-        name = str(call.args[0].global_symbol).removeprefix(f"{NAMESPACE}.")
-        if name in makers:
-            operator = _parsed(name, list(call.args[1].fields), call.ty_args[0])
-            found.append((makers[name](operator), operator["x"].ty))
+        kind = str(call.args[0].global_symbol).removeprefix(f"{NAMESPACE}.")
+        if kind in makers:
+            operator = _parsed(kind, list(call.args[1].fields), call.ty_args[0])
+            found.append((makers[kind](operator, _accumulate(name)), operator["x"].ty))
     return found
 
 
