@@ -122,7 +122,6 @@ def test_every_kernel_of_every_component(tiny_artifact, tmp_path, quick_peaks, c
     assert all((k["bytes"] > 0) == (k["kind"] != MACHINE) for k in kernels)
     assert sum(raw["shares"].values()) == pytest.approx(1)
     known = {"conv1d", "shape_func"} | counted
-    assert {k["name"] for k in kernels if k["operator"] in ("add", "reshape") and k["kind"] == MACHINE} == set()
     strangers = [k["name"] for k in kernels if k["kind"] == MACHINE and k["operator"] in known - {"shape_func"}]
     assert not strangers, "kernels that belong to no operator"
     assert "<svg" in paths[1].read_text()
