@@ -71,7 +71,7 @@ KOKORO_TVM_FLATTEN void Tile(const float* a, int64_t lda, const float* w, int64_
   Unroll<kRows>([&](int m) { a_row[m] = Opaque(a + m * lda); });
   Unroll<kCols>([&](int n) { w_row[n] = Opaque(w + n * depth); });
   Reg sum[kSums], total[kSums];
-  Unroll<kSums>([&](int i) { sum[i] = V::Zero(); });
+  Unroll<kSums>([&](int i) { sum[i] = total[i] = V::Zero(); });
   const auto add = [&](const auto& load) {
     Reg x[kRows];
     Unroll<kRows>([&](int m) { x[m] = load(a_row[m]); });
@@ -89,16 +89,13 @@ KOKORO_TVM_FLATTEN void Tile(const float* a, int64_t lda, const float* w, int64_
   };
   const int64_t vectors = depth / V::kLanes * V::kLanes;
   int64_t k = 0;
-  if (vectors > kStep) {
-    Unroll<kSums>([&](int i) { total[i] = V::Zero(); });
-    for (; k + kStep < vectors; k += kStep) {
-      add_vectors(k, k + kStep);
-      Unroll<kSums>([&](int i) { total[i] = V::Add(total[i], sum[i]), sum[i] = V::Zero(); });
-    }
+  for (; k + kStep < vectors; k += kStep) {
+    add_vectors(k, k + kStep);
+    Unroll<kSums>([&](int i) { total[i] = V::Add(total[i], sum[i]), sum[i] = V::Zero(); });
   }
   add_vectors(k, vectors);
   if (vectors < depth) add([=](const float* row) { return V::LoadPartial(row + vectors, depth - vectors); });
-  if (vectors > kStep) Unroll<kSums>([&](int i) { sum[i] = V::Add(total[i], sum[i]); });
+  Unroll<kSums>([&](int i) { sum[i] = V::Add(total[i], sum[i]); });
   Unroll<kRows>([&](int m) {
     Unroll<kCols / 4>([&](int q) {
       const Reg* s = sum + 4 * q * kRows + m;
