@@ -324,7 +324,7 @@ def test_recurrence_alone_is_the_lstm_behind_its_projection(lengths: list[int]) 
     ("change", "error", "message"),
     [
         (lambda g, n, w, y: (g.double(), n, w, y), TypeError, "gates has dtype float64, expected float32"),
-        (lambda g, n, w, y: (g[..., 1:].contiguous(), n, w, y), ValueError, r"gates has shape \[2, 5, 63\], expected \[2, 5, 64\]"),
+        (lambda g, n, w, y: (g[..., 1:].contiguous(), n, w, y), ValueError, r"gates has shape \[2, 5, 63\], expected"),
         (lambda g, n, w, y: (g, n + 5, w, y), ValueError, r"lengths\[0\] is 10, expected 1 to 5 \(the steps of gates\)"),
         (lambda g, n, w, y: (g, n, w[:1], y), ValueError, r"w_hh has shape \[1, 32, 8\], expected \[2, 32, 8\]"),
         (lambda g, n, w, y: (g, n, w, g[..., :16].contiguous()[:, :4]), ValueError, "y has"),
