@@ -110,7 +110,9 @@ class Engine:
         load_tvm_runtime()
         if self.manifest.extern is not None:
             _load_extern(self.directory / self.manifest.extern.name)
-        self._executables = {n: self._load(n) for n in names}
+        libraries = {self.manifest.components[n].library.name for n in names}
+        loaded = {library: self._load(library) for library in libraries}
+        self._executables = {n: loaded[self.manifest.components[n].library.name] for n in names}
         self._weights = {n: self._map_weights(n) for n in names}
         self._worker = _Worker()
         self._release = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
@@ -121,8 +123,8 @@ class Engine:
         manifest = self.manifest
         return f"for {manifest.target.mcpu}, LSTM {manifest.lstm_method}, apache-tvm {manifest.tvm}"
 
-    def _load(self, name: str) -> tvm_ffi.Module:
-        path = self.directory / self.manifest.components[name].library.name
+    def _load(self, library: str) -> tvm_ffi.Module:
+        path = self.directory / library
         try:
             return tvm_ffi.load_module(str(path))
         except (OSError, RuntimeError) as error:
@@ -188,7 +190,8 @@ class Engine:
 
 def _records(manifest: Manifest, names: Sequence[str]) -> list[FileRecord]:
     records = [r for n in names for r in (manifest.components[n].library, manifest.components[n].weights)]
-    return records + ([manifest.extern] if manifest.extern else [])
+    # Components may share files.
+    return list(dict.fromkeys(records + ([manifest.extern] if manifest.extern else [])))
 
 
 def _check_machine(directory: Path, manifest: Manifest) -> None:
