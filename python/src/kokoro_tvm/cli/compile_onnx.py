@@ -48,8 +48,8 @@ def compile_onnx(
     console.print(rows_table([("components", str(onnx_dir)), ("checkpoint", made), *options.rows(), ("output", str(output_dir))]))
     warn_synthetic(source.checkpoint.synthetic)
     with console.status("compiling") as status:
-        relax_components = [to_relax(c) for c in components.values()]
-        manifest = compile_bundle(relax_components, origin, options, output_dir, lambda phase: status.update(f"compiling: {phase}"))
+        front = [to_relax(c) for c in components.values()]
+        manifest = compile_bundle(front, origin, options, output_dir, lambda phase: status.update(f"compiling: {phase}"))
     files = {f for c in manifest.components.values() for f in (c.library, c.weights)}
     for file in sorted(files, key=lambda f: f.name):
         console.print(f"{output_dir / file.name}: {file.size / 2**20:.1f} MiB", highlight=False)

@@ -530,7 +530,7 @@ OPERATORS: dict[str, tuple[tuple[str, ...], Callable[[Body], Value]]] = {
 
 
 def tensor_names(operator: str, absent: Sequence[str], count: int) -> list[str]:
-    """Names of the tensors of a call in order; those of a list are ``name.0``, ``name.1``, …
+    """Names of the tensors of a call in order; those of a list are ``name.0``, ``name.1`` and so on.
 
     Raises:
         ValueError: ``count`` tensors cannot be what the operator takes.

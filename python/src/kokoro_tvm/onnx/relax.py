@@ -1,7 +1,7 @@
 """From a component's ONNX file to Relax.
 
-What it is: the ONNX front end. Every call of an operator becomes the ``call_dps_packed`` that ``torch.export``'s front end makes of
-it (``relax_component.call_operator``), so that the same passes and kernels follow; the functions' bodies are not looked at.
+What it is: the ONNX front end. Every call of an operator becomes the ``call_dps_packed`` that ``torch.export``'s front end makes
+of it (``relax_component.call_operator``), so that the same passes and kernels follow; the functions' bodies are not looked at.
 What it is not: ``tvm.relax.frontend.onnx``: no standard operator is translated but the arithmetic on lengths and views.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tvm
 from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, tirx
 

@@ -1,7 +1,7 @@
 """What an engine is given, checked before anything runs.
 
-What it is: shapes, dtypes, lengths, token ids and thread counts against ``stages.COMPONENTS`` and an engine's capacities; the same
-for every engine. What it is not: a loader or a kernel.
+What it is: shapes, dtypes, lengths, token ids and thread counts against ``stages.COMPONENTS`` and an engine's capacities, for
+every engine alike. What it is not: a loader or a kernel.
 """
 
 from __future__ import annotations

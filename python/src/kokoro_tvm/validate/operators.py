@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kokoro.model import KModel
     from tvm import relax
 
+    from kokoro_tvm.validate.onnx_operators import OnnxOperators
+
 Reference = list[Any]
 """``["tensor", i]``: an argument of the operator; ``["step", i]``: an earlier step's result; ``["value", v]``: a number."""
 
@@ -155,7 +157,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 class Compiled(TorchDispatchMode):
     """While active, the rewrite's operators are answered by compiled kernels. The modules have to be float32."""
 
-    def __init__(self, operators: Operators) -> None:
+    def __init__(self, operators: Operators | OnnxOperators) -> None:
         super().__init__()
         self.operators = operators
 
@@ -243,12 +245,17 @@ def _key(manifest: Manifest, component: str) -> str:
 
 
 def _make_plans(manifest: Manifest, component: str, model: KModel) -> list[Plan]:
+    import tvm
+
     from kokoro_tvm.export.program import export_program, to_relax
     from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
     from kokoro_tvm.targets import cpu_target
 
     tile = cpu_target(manifest.target.name, manifest.target.mcpu).tile
-    exported = to_relax(component, export_program(component, model)).module
+    # Components that were compiled into one library share kernels, whose names number them all.
+    library = manifest.components[component].library.name
+    together = [name for name, record in manifest.components.items() if record.library.name == library]
+    exported = tvm.IRModule({name: to_relax(name, export_program(name, model)).module[name] for name in together})
     lowered = LowerOperators(tile, manifest.lstm_method)(exported)[component]
     layouts = json.loads(lowered.attrs[PACKING])
     steps = _bindings(lowered)
