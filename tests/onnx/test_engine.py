@@ -24,9 +24,14 @@ def engine(tiny_onnx):
     return OnnxEngine(tiny_onnx, threads=2)
 
 
+@pytest.fixture(scope="module")
+def model64(tiny_checkpoint):
+    return build_model(tiny_checkpoint, torch.float64)
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_close_to_float64_in_poisoned_buffers(engine, tiny_checkpoint, name):
-    for record in check_component(engine, build_model(tiny_checkpoint, torch.float64), name):
+def test_close_to_float64_in_poisoned_buffers(engine, model64, name):
+    for record in check_component(engine, model64, name):
         assert record.passed, record
         assert record.snr_db >= FLOOR_DB[name]
 
