@@ -168,8 +168,8 @@ def symbolic(name, array, operator):
     return ["B" if axis == 0 else f"T_{name}" if axis in time else n for axis, n in enumerate(array.shape)]
 
 
-def model_of(operator, tensors, attributes, rank):
-    graph = Graph(operator)
+def model_of(operator, tensors, attributes, rank, component="decoder"):
+    graph = Graph(component)
     shapes = {name: symbolic(name, array, operator) for name, array in flat(tensors).items()}
     for name, array in flat(tensors).items():
         graph.input(name, str(array.dtype), shapes[name])
@@ -207,17 +207,21 @@ def valid_rows(operator, tensors, attributes):
     return [rows.get(operator, lambda n: n)(int(n)) for n in tensors["lengths"]]
 
 
+@pytest.mark.parametrize("component", ["decoder", "f0n"])
 @pytest.mark.parametrize("case", CASES)
-def test_function_means_what_the_operator_means(case):
+def test_function_means_what_the_operator_means(case, component):
+    """In both precisions of sums."""
     operator, tensors, attributes = CASES[case]
     expected = eagerly(operator, tensors, attributes)
-    model = model_of(operator, tensors, attributes, expected.ndim)
+    model = model_of(operator, tensors, attributes, expected.ndim, component)
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
     (actual,) = session.run(None, flat(tensors))
     assert actual.shape == expected.shape
     assert actual.dtype == np.float32
     floor = operator_tolerance(operator).floor_db
+    if operator == "conv1d" and component == "f0n" and attributes["stride"] == 1:
+        floor = 140  # summed in float64, rounded a few times
     for b, rows in enumerate(valid_rows(operator, tensors, attributes)):
         # What moves values gives the same ones: its floor is infinite.
         assert snr_db(actual[b, :rows], expected[b, :rows]) >= floor, (case, b)

@@ -324,6 +324,8 @@ def _header_problems(model: ModelProto, properties: dict[str, str], name: str) -
 
 def _interface_problems(graph: GraphProto, name: str) -> Iterator[str]:
     component = COMPONENTS[name]
+    if graph.name != name:
+        yield f"its graph is named {graph.name!r}, expected {name!r}"
     for kind, found, expected in (("input", graph.input, component.inputs), ("output", graph.output, component.outputs)):
         declared = {v.name: v for v in found}
         for spec in expected:
@@ -387,7 +389,7 @@ def _graph_problems(model: ModelProto) -> Iterator[str]:
             yield f"operator {node.domain or 'ai.onnx'}::{node.op_type} does not belong to the vocabulary"
             continue
         try:
-            expected = called_function(node, [fixed(shapes[i]) for i in node.input])
+            expected = called_function(node, [fixed(shapes[i]) for i in node.input], graph.name)
         except (KeyError, ValueError, TypeError, AssertionError, IndexError) as error:
             yield f"the call {node.name} of {node.op_type} cannot be understood ({error})"
             continue

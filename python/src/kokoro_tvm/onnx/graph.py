@@ -22,6 +22,7 @@ from kokoro_tvm.onnx.operators import (
     tensor_names,
 )
 from kokoro_tvm.ops import NAMESPACE
+from kokoro_tvm.stages import ENCODERS
 
 IR_VERSION = 10
 """The first with overloads of functions."""
@@ -37,12 +38,18 @@ def fixed(shape: Shape) -> Extents:
     return tuple(d if isinstance(d, int) else None for d in shape)
 
 
-def called_function(node: NodeProto, shapes: Sequence[Extents]) -> FunctionProto:
+def sums_wide(component: str) -> bool:
+    """Whether a component's convolutions sum in float64; nine tenths of the arithmetic are the decoder's."""
+    return component in ENCODERS
+
+
+def called_function(node: NodeProto, shapes: Sequence[Extents], component: str) -> FunctionProto:
     """What a call of an operator means, by our own definition and under the overload that the call names.
 
     Args:
         node: The call.
         shapes: Extents of its inputs.
+        component: Name of the component, or of another graph.
 
     Raises:
         KeyError: There is no such operator, or it lacks an attribute.
@@ -50,13 +57,13 @@ def called_function(node: NodeProto, shapes: Sequence[Extents]) -> FunctionProto
     """
     attributes = read_attributes(node)
     names = tensor_names(node.op_type, attributes.pop("absent", []), len(node.input))
-    proto = function(node.op_type, dict(zip(names, shapes, strict=True)), attributes)
+    proto = function(node.op_type, dict(zip(names, shapes, strict=True)), attributes, sums_wide(component))
     proto.overload = node.overload
     return proto
 
 
 class Graph:
-    """Inputs, calls and outputs, in order."""
+    """Inputs, calls and outputs, in order; ``name`` is the component's, whose precision its operators have."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -111,7 +118,7 @@ class Graph:
             shape: Its shape.
         """
         node = self._call(operator, [name for name, _ in tensors], attributes, output)
-        proto = called_function(node, [fixed(shape) for _, shape in tensors])
+        proto = called_function(node, [fixed(shape) for _, shape in tensors], self.name)
         key = (operator, proto.SerializeToString(deterministic=True))
         if key not in self.functions:
             proto.overload = str(sum(o == operator for o, _ in self.functions) + 1)

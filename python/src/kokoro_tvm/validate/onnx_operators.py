@@ -47,7 +47,7 @@ class OnnxOperators:
     def _session(
         self, operator: str, attributes: str, tensors: Sequence[torch.Tensor], out: Sequence[int]
     ) -> onnxruntime.InferenceSession:
-        graph = Graph(operator)
+        graph = Graph(self.component)
         for i, tensor in enumerate(tensors):
             graph.input(f"i{i}", str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         graph.call(operator, [(f"i{i}", list(t.shape)) for i, t in enumerate(tensors)], json.loads(attributes), "y", list(out))
