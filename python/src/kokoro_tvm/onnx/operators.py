@@ -372,17 +372,24 @@ def _attention(f: Body) -> Value:
 
 
 def _bilstm(f: Body) -> Value:
+    """The input's products are summed in float64; ``LSTM`` then picks its own gates from them with a matrix of zeros and ones."""
+
     def gates(name: str) -> Value:
         """From i, f, g, o, as PyTorch has them, to i, o, f, g."""
         i, forget, cell, out = f.ops("Split", 4, f[name], axis=1, num_outputs=4)
         return f.op("Concat", i, out, forget, cell, axis=1)
 
-    x = f.transpose(f.masked(f["x"], f["lengths"]), 1, 0, 2)
-    bias = f.op("Concat", gates("b_ih"), gates("b_hh"), axis=1)
     hidden = f.extent("w_hh", 2)
-    y = f.op(
-        "LSTM", x, gates("w_ih"), gates("w_hh"), bias, f["lengths"].to("int32"), direction="bidirectional", hidden_size=hidden
-    )  # [T, 2, B, H]
+    both = 8 * hidden  # gates of both directions
+    weight = f.op("Reshape", gates("w_ih"), f.constant([both, f.extent("x", 2)])).to("float64")
+    bias = f.op("Reshape", gates("b_ih").to("float64") + gates("b_hh").to("float64"), f.constant([both]))
+    projected = f.op("MatMul", f.masked(f["x"], f["lengths"]).to("float64"), f.transpose(weight, 1, 0)) + bias
+    numbers = f.op("Range", f.constant(0), f.constant(both), f.constant(1))
+    identity = f.unsqueeze(numbers, 1).equals(numbers).to("float32")
+    selection = f.op("Reshape", identity, f.constant([2, both // 2, both]))
+    x = f.transpose(projected.to("float32"), 1, 0, 2)
+    settings = {"direction": "bidirectional", "hidden_size": hidden}
+    y = f.op("LSTM", x, selection, gates("w_hh"), None, f["lengths"].to("int32"), **settings)  # [T, 2, B, H]
     return f.op("Reshape", f.transpose(y, 2, 0, 1, 3), f.constant([0, 0, 2 * hidden]))
 
 
