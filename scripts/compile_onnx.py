@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles build/onnx (see ``kokoro-tvm export --format onnx``) to build/kokoro.so and build/kokoro_params.npz, without PyTorch."""
+"""Compiles what ``kokoro-tvm export --format onnx`` wrote to build/kokoro.so and build/kokoro_params.npz, without PyTorch."""
 
 from kokoro_tvm.cli.compile_onnx import main
 

@@ -62,7 +62,8 @@ def test_synth_with_onnx_runtime(command_line: CommandLine, tiny_onnx: Path, voi
     ],
 )
 def test_synth_mistakes(command_line: CommandLine, voices_dir: Path, arguments: tuple[str, ...], message: str) -> None:
-    command_line.refused(message, "synth", "Hello", "--voices-dir", voices_dir, "-v", "one", "-o", command_line.output, *arguments)
+    common = ("--voices-dir", voices_dir, "-v", "one", "-o", command_line.output)
+    command_line.refused(message, "synth", "Hello", *common, *arguments)
 
 
 @pytest.mark.parametrize("program", [validate_steps, validate_e2e])

@@ -22,7 +22,8 @@ B, T, C = 3, 13, 8
 LENGTHS = np.array([13, 5, 1])
 RNG = np.random.default_rng(0)
 PLAIN = {
-    "stride": 1, "dilation": 1, "padding": 0, "prologue": "none", "slope": 0.0, "residual_shift": 0, "scale": 1.0, "epilogue": "none",
+    "stride": 1, "dilation": 1, "padding": 0, "prologue": "none", "slope": 0.0, "residual_shift": 0, "scale": 1.0,
+    "epilogue": "none",
 }  # fmt: skip
 FIXED = ("weight", "bias", "table", "positions", "alpha", "w_ih", "w_hh", "b_ih", "b_hh")
 """Tensors whose extents are all known."""
@@ -45,7 +46,9 @@ RATE = 30
 F0 = np.where(RNG.random((B, T)) < 0.3, 0, RNG.uniform(100, 300, (B, T))).astype(np.float32)
 
 CASES = {
-    "convolution": ("conv1d", {"x": X, "lengths": LENGTHS, "weight": normal(5, C, 3), "bias": normal(5)}, {**PLAIN, "padding": 1}),
+    "convolution": (
+        "conv1d", {"x": X, "lengths": LENGTHS, "weight": normal(5, C, 3), "bias": normal(5)}, {**PLAIN, "padding": 1},
+    ),
     "linear": (
         "conv1d",
         {"x": X, "lengths": LENGTHS, "weight": normal(5, C, 1), "bias": normal(5), "residual": normal(B, T, 5)},
@@ -137,8 +140,8 @@ CASES = {
     "source": (
         "harmonic_source",
         {
-            "f0": poisoned(F0), "lengths": LENGTHS, "noise": poisoned(normal(B, T * RATE, 9), LENGTHS * RATE), "weight": normal(9),
-            "bias": normal(1),
+            "f0": poisoned(F0), "lengths": LENGTHS, "noise": poisoned(normal(B, T * RATE, 9), LENGTHS * RATE),
+            "weight": normal(9), "bias": normal(1),
         },
         {"upsample": RATE, "sampling_rate": 24000, "sine_amplitude": 0.1, "noise_std": 0.003, "voiced_threshold": 10.0},
     ),

@@ -1,8 +1,8 @@
 """From a checkpoint, or from components in Relax, to an artifact.
 
 What it is: the library entry point behind ``port_encoder``, ``port_decoder``, ``kokoro-tvm compile`` and
-``scripts/compile_onnx.py``. PyTorch is only imported where a checkpoint is compiled. What it is not: argument parsing or printing (``cli``); ``listener``
-hears what goes on.
+``scripts/compile_onnx.py``. PyTorch is only imported where a checkpoint is compiled. What it is not: argument parsing or
+printing (``cli``); ``listener`` hears what goes on.
 """
 
 from __future__ import annotations
