@@ -156,6 +156,16 @@ def other_attribute(model):
     node.attribute[0].i = 5
 
 
+def hostile_attribute(model):
+    node = next(n for n in model.graph.node if n.op_type == "attention")
+    node.attribute[0].i = 2**40
+
+
+def no_heads(model):
+    node = next(n for n in model.graph.node if n.op_type == "attention")
+    node.attribute[0].i = 0
+
+
 def swapped(model):
     norms = [n.output[0] for n in model.graph.node if n.op_type == "layer_norm"]
     encoder = next(n for n in model.graph.node if n.input[0] == norms[-1])
@@ -186,6 +196,8 @@ CHANGES = {
     "an unknown operator": (unknown_operator, ["fourier does not belong"]),
     "an operator of ONNX": (standard_operator, ["ai.onnx::Relu does not belong"]),
     "another attribute": (other_attribute, ["means something else"]),
+    "a hostile attribute": (hostile_attribute, ["cannot be understood", str(2**40)]),
+    "no heads": (no_heads, ["cannot be understood"]),
     "half a weight": (half_a_weight, ["bytes, its shape needs"]),
     "integers for weights": (integers, ["is no float32"]),
     "several at once": (

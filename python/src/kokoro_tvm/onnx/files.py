@@ -390,7 +390,7 @@ def _graph_problems(model: ModelProto) -> Iterator[str]:
             continue
         try:
             expected = called_function(node, [fixed(shapes[i]) for i in node.input], graph.name)
-        except (KeyError, ValueError, TypeError, AssertionError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, AssertionError, IndexError, ArithmeticError) as error:
             yield f"the call {node.name} of {node.op_type} cannot be understood ({error})"
             continue
         if functions.get((NAMESPACE, node.op_type, node.overload)) != expected:

@@ -31,6 +31,7 @@ Extents = tuple[int | None, ...]
 """A shape whose symbolic extents are None."""
 
 _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
+_LIMITS = {"n_fft": 2**12}
 _ADAIN_EPSILON = 1e-5
 """``nn.InstanceNorm1d``'s."""
 
@@ -72,10 +73,6 @@ class Value:
 
     def __gt__(self, other: Operand) -> Value:
         return self.body.op("Greater", self, other, dtype="bool")
-
-    def at_least(self, other: Operand) -> Value:
-        """``self >= other``."""
-        return self.body.op("GreaterOrEqual", self, other, dtype="bool")
 
     def equals(self, other: Operand) -> Value:
         """``self == other``."""
@@ -587,7 +584,13 @@ def function(
         attributes: The vocabulary's other arguments, without ``absent``.
         wide: Whether convolutions sum in float64: affordable outside the decoder, where ONNX Runtime's float32 products lose up
             to 4 dB more than PyTorch's.
+
+    Raises:
+        ValueError: A number is far beyond what a model can mean: files come from anywhere, and bodies hold tables.
     """
+    for name, value in attributes.items():
+        if isinstance(value, int) and not 0 <= value < _LIMITS.get(name, 2**20):
+            raise ValueError(f"{name} is {value}")
     body = Body(tensors, attributes, wide)
     result = OPERATORS[operator][1](body)
     body.nodes.append(helper.make_node("Identity", [result.name], ["y"]))
