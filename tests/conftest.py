@@ -35,8 +35,9 @@ PACKAGE = Path(kokoro_tvm.__file__).parent
 _CHECKPOINT_SOURCES = ("reference", "config.py")
 _ARTIFACT_SOURCES = (
     *_CHECKPOINT_SOURCES, "export", "passes", "kernels", "compile.py", "artifact.py", "targets.py", "native.py", "ops.py",
-    "stages.py",
+    "stages.py", "relax_component.py",
 )  # fmt: skip
+_ONNX_SOURCES = (*_CHECKPOINT_SOURCES, "export", "onnx", "artifact.py", "ops.py", "stages.py")
 _KEPT = 3
 """Versions of one thing that stay in the cache: other checkouts of the sources may be at work."""
 
@@ -106,6 +107,24 @@ def _artifact_folder(size: str, lstm_method: str = "extern", components: tuple[s
     return _cached(name, _version(_ARTIFACT_SOURCES, _machine()), make)
 
 
+def _onnx_folder(size: str) -> Path:
+    def make(folder: Path) -> None:
+        from kokoro_tvm.export.onnx_graph import to_onnx
+        from kokoro_tvm.export.program import export_program
+        from kokoro_tvm.onnx.files import Source, write_component
+        from kokoro_tvm.reference.checkpoint import build_model, load_checkpoint
+        from kokoro_tvm.stages import COMPONENTS
+
+        checkpoint = load_checkpoint(_checkpoint_folder(size))
+        model = build_model(checkpoint)
+        source = Source.of(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic, checkpoint.config)
+        for name in COMPONENTS:
+            write_component(folder, name, to_onnx(name, export_program(name, model)), source)
+
+    packages = [importlib.metadata.version(p) for p in ("kokoro-tvm", "onnx", "torch")]
+    return _cached(f"{size}-onnx", _version(_ONNX_SOURCES, " ".join(packages).encode()), make)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint() -> Checkpoint:
     """The smallest configuration's synthetic weights; ``.source`` is the file's path."""
@@ -132,6 +151,12 @@ def tiny_checkpoint_dir() -> Path:
 def tiny_artifact() -> Path:
     """All five components of ``tiny_checkpoint`` compiled for this CPU. Shared: copy it before changing anything."""
     return _artifact_folder("tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_onnx() -> Path:
+    """All five components of ``tiny_checkpoint`` as ONNX files. Shared: copy them before changing anything."""
+    return _onnx_folder("tiny")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,9 @@ TORCH_ALLOWED = ("reference/", "export/", "validate/", "bench/")
 TORCH_LAZY = ("cli/bench_bilstm.py", "cli/build.py")
 """Compare with PyTorch, or hand it a dtype, and import it inside a function: the command line starts without it."""
 PYTORCH_SIDE = ("torch", "kokoro", "transformers")
-COMPILER_SIDE = (f"{OURS}.compile", f"{OURS}.export", f"{OURS}.passes", f"{OURS}.kernels")
+COMPILER_SIDE = (
+    f"{OURS}.compile", f"{OURS}.export", f"{OURS}.passes", f"{OURS}.kernels", f"{OURS}.onnx.relax", f"{OURS}.relax_component",
+)  # fmt: skip
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "runtime/": (*PYTORCH_SIDE, "tvm", *COMPILER_SIDE, f"{OURS}.reference", f"{OURS}.validate", f"{OURS}.targets"),
@@ -29,8 +31,17 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "export/": (f"{OURS}.passes", f"{OURS}.kernels", f"{OURS}.runtime", f"{OURS}.compile", f"{OURS}.validate"),
     "bench/peers/ours.py": (*PYTORCH_SIDE, "tvm", *COMPILER_SIDE, f"{OURS}.reference", f"{OURS}.validate", f"{OURS}.targets"),
     "bench/worker.py": (*PYTORCH_SIDE, "tvm", *COMPILER_SIDE, f"{OURS}.validate", f"{OURS}.targets"),
+    "onnx/": (
+        *PYTORCH_SIDE, f"{OURS}.export", f"{OURS}.reference", f"{OURS}.passes", f"{OURS}.kernels", f"{OURS}.compile",
+        f"{OURS}.runtime", f"{OURS}.validate", f"{OURS}.targets",
+    ),
+    # The runtime reads the files, and the runtime has no compiler.
+    "onnx/files.py": ("tvm", *COMPILER_SIDE),
+    "onnx/graph.py": ("tvm", *COMPILER_SIDE),
+    "onnx/operators.py": ("tvm", *COMPILER_SIDE),
+    "relax_component.py": PYTORCH_SIDE,
     "artifact.py": ("tvm", "tvm_ffi", *PYTORCH_SIDE, *COMPILER_SIDE, f"{OURS}.runtime"),
-    "compile.py": (f"{OURS}.runtime", f"{OURS}.validate"),
+    "compile.py": (f"{OURS}.runtime", f"{OURS}.validate", "torch"),
     "stages.py": (OURS, "tvm", *PYTORCH_SIDE),
     "ops.py": (OURS, "tvm", *PYTORCH_SIDE),
     "errors.py": (OURS,),
@@ -94,7 +105,8 @@ def test_torch_stays_in_its_places() -> None:
 
 def test_command_lines_start_light() -> None:
     paths = [p for p in MODULES if _name(p).startswith("cli/")]
-    heavy = ("numpy", "tvm", "tvm_ffi", *PYTORCH_SIDE, *COMPILER_SIDE, f"{OURS}.reference", f"{OURS}.runtime")
+    libraries = ("numpy", "tvm", "tvm_ffi", "onnx", "onnxruntime", *PYTORCH_SIDE)
+    heavy = (*libraries, *COMPILER_SIDE, f"{OURS}.onnx", f"{OURS}.reference", f"{OURS}.runtime")
     started = [p for p in paths if p.stem not in ("bench_capacity", "validate_steps", "validate_e2e")]
     assert not _offenders(started, heavy, top_level=True)
 

@@ -23,6 +23,7 @@ from kokoro_tvm.artifact import (
     read_weights,
     staged,
     write_manifest,
+    write_npz,
     write_weights,
 )
 from kokoro_tvm.errors import ArtifactError, OutputError
@@ -136,6 +137,38 @@ def test_damaged_weights(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
     with pytest.raises(ArtifactError, match="safetensors"):
         read_weights(tmp_path / "w.safetensors", ["x"])
+
+
+def test_archive_round_trip_aligned(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    assert write_npz(path, WEIGHTS) == file_record(path)
+    first = path.read_bytes()
+    names = ["cube", "odd"]
+    for name, array in zip(names, read_weights(path, names), strict=True):
+        np.testing.assert_array_equal(array, WEIGHTS[name])
+        assert array.ctypes.data % ALIGNMENT == 0
+    write_npz(path, WEIGHTS)
+    assert path.read_bytes() == first
+
+
+def test_archives_lack_nothing_and_hold_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    write_npz(path, WEIGHTS)
+    with pytest.raises(ArtifactError, match="lacks tensors"):
+        read_weights(path, ["more"])
+    np.savez(path, double=np.zeros(3), objects=np.array([{}], dtype=object))
+    for name in ("double", "objects"):
+        with pytest.raises(ArtifactError, match="no readable archive"):
+            read_weights(path, [name])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+def test_truncated_archives(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    write_npz(path, WEIGHTS)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ArtifactError, match="no readable archive"):
+        read_weights(path, list(WEIGHTS))
 
 
 def test_truncated_weights(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ COMMANDS = {task["label"]: task["command"] for task in TASKS["tasks"]}
 
 NEEDED = (
     "Set up", "Build native code", "Port encoder (llvm)", "Port encoder (metal-macos)", "Port decoder (llvm)", "Compile all",
-    "Validate steps", "Validate end to end", "Run tests", "Bench LSTM",
+    "Validate steps", "Validate end to end", "Run tests", "Bench LSTM", "Compile ONNX",
 )  # fmt: skip
 AS_IT_IS = ("Port encoder (metal-macos)",)
 SYNTAX_ONLY = ("Set up", "Run tests", "Demo")

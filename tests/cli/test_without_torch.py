@@ -1,4 +1,4 @@
-"""Speaking where PyTorch has never been installed: the wheel with its plain dependencies, outside the checkout."""
+"""Speaking, and compiling from ONNX, where PyTorch has never been installed: the wheel outside the checkout, with ``[onnx]``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import soundfile
 
+from kokoro_tvm.artifact import MANIFEST, read_manifest
+from kokoro_tvm.cli import validate_e2e, validate_steps
+from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.runtime.synthesis import load
+from kokoro_tvm.stages import COMPONENTS
+
+if TYPE_CHECKING:
+    from kokoro_tvm.reference.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "test-cache"
@@ -66,7 +74,8 @@ def speaker() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         _run(sys.executable, "-m", "venv", folder)
     pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    _run(*pip, *([] if fresh else ["--no-deps", "--force-reinstall"]), _wheel(CACHE / "wheel"))
+    wheel = _wheel(CACHE / "wheel")
+    _run(*pip, *([f"{wheel}[onnx]"] if fresh else ["--no-deps", "--force-reinstall", wheel]))
     stamp.write_text(sources, encoding="utf-8")
     return python
 
@@ -105,3 +114,60 @@ def test_compiling_says_what_is_missing(speaker: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "kokoro-tvm[compile]" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+# --- from ONNX ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundle(speaker: Path, tiny_onnx: Path) -> Path:
+    """What ``scripts/compile_onnx.py`` makes of ``tiny_onnx`` there; kept for these sources."""
+    version = hashlib.sha256(f"{_hash(ROOT / 'python', ROOT / 'cpp')} {tiny_onnx.name}".encode()).hexdigest()[:12]
+    folder = CACHE / f"tiny-bundle-{version}"
+    if not (folder / MANIFEST).is_file():
+        for old in CACHE.glob("tiny-bundle-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        script = ROOT / "scripts" / "compile_onnx.py"
+        _run(speaker, script, "--onnx-dir", tiny_onnx, "--target", "llvm", "-o", folder, cwd=CACHE)
+    return folder
+
+
+def test_compiling_from_onnx(bundle: Path, tiny_artifact: Path) -> None:
+    manifest, other = read_manifest(bundle), read_manifest(tiny_artifact)
+    assert {"kokoro.so", "kokoro_params.npz", MANIFEST} <= {p.name for p in bundle.iterdir()}
+    assert not [p for p in bundle.iterdir() if p.name.startswith(".")]
+    assert list(manifest.components) == list(COMPONENTS)
+    assert manifest.same_build(other) == []
+    for name, record in manifest.components.items():
+        assert (record.library.name, record.weights.name) == ("kokoro.so", "kokoro_params.npz")
+        assert record.parameters == tuple(f"{name}.{p}" for p in other.components[name].parameters)
+
+
+def test_it_speaks_as_the_other_does(speaker: Path, bundle: Path, tiny_artifact: Path, voices_dir: Path, tmp_path: Path) -> None:
+    """The same bits: equal modules become equal kernels."""
+    arguments = ("--voices-dir", voices_dir, "-v", "one", "--seed", 3, "-o", "hello.wav")
+    _run(speaker.with_name("kokoro-tvm"), "synth", "Hello world", "-a", bundle, *arguments, cwd=tmp_path)
+    samples, _ = soundfile.read(tmp_path / "hello.wav", dtype="float32")
+    expected = load(tiny_artifact, voices=[voices_dir]).synthesize("Hello world", voice="one", seed=3)
+    actual = load(bundle, voices=[voices_dir]).synthesize("Hello world", voice="one", seed=3)
+    assert np.array_equal(actual.durations, expected.durations)
+    assert np.abs(actual.samples - expected.samples).max() <= 1e-5 * np.abs(expected.samples).max()
+    assert samples.tobytes() == actual.samples.tobytes()
+
+
+def test_one_component_of_a_bundle(bundle: Path) -> None:
+    (d_en,) = Engine(bundle, components=["bert"]).run("bert", np.array([[1, 2, 3]]), np.array([3]))
+    assert np.isfinite(d_en).all()
+
+
+@pytest.mark.parametrize("program", [validate_steps, validate_e2e])
+def test_validators_pass_on_it(program: object, bundle: Path, tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    arguments = ("--checkpoint", tiny_checkpoint.source, "--lib-dir", bundle, "--save-dir", tmp_path, "--phonemes", "hˈO")
+    assert program.main([str(a) for a in arguments]) == 0  # type: ignore[attr-defined]
+
+
+def test_speaking_with_onnx_runtime(speaker: Path, tiny_onnx: Path, voices_dir: Path, tmp_path: Path) -> None:
+    arguments = ("--voices-dir", voices_dir, "-v", "two", "-o", "hello.wav", "--threads", 1)
+    backend = ("--backend", "onnxruntime", "--onnx-dir", tiny_onnx)
+    _run(speaker.with_name("kokoro-tvm"), "synth", "--phonemes", "həlˈO", *backend, *arguments, cwd=tmp_path)
+    assert soundfile.info(tmp_path / "hello.wav").samplerate == 24_000

@@ -5,6 +5,8 @@
     <component>.safetensors      its weights, in the layout its kernels read, stored once
     libkokoro_tvm_extern.so      the LSTM extern, if the code calls it
 
+or, with one library and one file for all components: ``kokoro.so`` and ``kokoro_params.npz``.
+
 What it is: the manifest's schema, atomic writing, and every check that does not need the target machine. It imports neither TVM
 nor PyTorch. What it is not: a loader of code (``runtime.engine``).
 """
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -71,7 +74,7 @@ class ComponentRecord:
 
     Attributes:
         library: Machine code; a ``.tar`` of object files if it was compiled for a system that cannot be linked for here.
-        weights: Its safetensors file.
+        weights: A safetensors file of its own, or an ``.npz`` file for all components.
         parameters: Names of the weights in call order, behind the inputs of ``stages.COMPONENTS``.
         validation: SNR in dB against eager PyTorch per output, if it was measured when compiling.
     """
@@ -179,6 +182,13 @@ def write_weights(path: Path, weights: dict[str, np.ndarray]) -> FileRecord:
     return file_record(path)
 
 
+def write_npz(path: Path, weights: dict[str, np.ndarray]) -> FileRecord:
+    """Writes an uncompressed NumPy archive; same weights, same bytes."""
+    with staged(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **weights)
+    return file_record(path)
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes ``manifest.json``; the last step of every build."""
     raw = asdict(manifest)
@@ -277,15 +287,17 @@ def check_files(directory: Path, records: Sequence[FileRecord]) -> None:
 
 
 def read_weights(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """Maps the named tensors of a safetensors file into memory.
+    """Maps the named tensors of a safetensors file into memory, or reads them from an ``.npz`` archive.
 
     Returns:
-        float32 arrays in the order of ``names``, aligned to ``ALIGNMENT``; pages are shared between processes and read on first
-        use. Tensors that are not aligned in the file are copied.
+        float32 arrays in the order of ``names``, aligned to ``ALIGNMENT``. Those of a safetensors file are mapped: pages are
+        shared between processes and read on first use. Tensors that are not aligned in the file are copied.
 
     Raises:
-        ArtifactError: The file is no safetensors file, or names and tensors differ.
+        ArtifactError: The file cannot be read; names and tensors of a safetensors file differ, or an archive lacks names.
     """
+    if path.suffix == ".npz":
+        return _read_npz(path, names)
     try:
         # Copy-on-write: DLPack cannot hand out read-only arrays; nothing writes to them.
         data = np.memmap(path, dtype=np.uint8, mode="c")
@@ -301,14 +313,32 @@ def read_weights(path: Path, names: Sequence[str]) -> list[np.ndarray]:
         raise ArtifactError(f"{path} is no readable safetensors file: {error}. Compile again") from error
 
 
+def _read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if missing := [n for n in names if n not in archive.files]:
+                raise ArtifactError(f"{path.name} lacks tensors of the manifest: {missing[:5]}")
+            return [_aligned_copy(archive[n]) for n in names]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(f"{path} is no readable archive of weights: {error}. Compile again") from error
+
+
+def _aligned_copy(array: np.ndarray) -> np.ndarray:
+    if array.dtype != np.float32:
+        raise TypeError(f"weights are float32, got {array.dtype}")
+    copy = aligned_empty(array.shape, np.float32)
+    copy[...] = array
+    return copy
+
+
 def _aligned(data: np.ndarray, base: int, entry: dict[str, Any]) -> np.ndarray:
     first, last = entry["data_offsets"]
     array = data[base + first : base + last].view(np.float32).reshape(entry["shape"])
     if array.ctypes.data % ALIGNMENT == 0:
         return array
-    copy = aligned_empty(array.shape, np.float32)
-    copy[...] = array
-    return copy
+    return _aligned_copy(array)
 
 
 def aligned_empty(shape: Sequence[int], dtype: Any) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""From a checkpoint to an artifact.
+"""From a checkpoint, or from components in Relax, to an artifact.
 
-What it is: the library entry point behind ``port_encoder``, ``port_decoder`` and ``kokoro-tvm compile``.
-What it is not: argument parsing or printing (``cli``); ``listener`` hears what goes on.
+What it is: the library entry point behind ``port_encoder``, ``port_decoder``, ``kokoro-tvm compile`` and
+``scripts/compile_onnx.py``. PyTorch is only imported where a checkpoint is compiled. What it is not: argument parsing or
+printing (``cli``); ``listener`` hears what goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from kokoro_tvm import native
@@ -31,15 +33,16 @@ from kokoro_tvm.artifact import (
     file_record,
     read_manifest,
     write_manifest,
+    write_npz,
     write_weights,
 )
-from kokoro_tvm.config import DEFAULT_SEQ_LEN
+from kokoro_tvm.config import DEFAULT_SEQ_LEN, ModelConfig
 from kokoro_tvm.errors import ArtifactError, InputError, OutputError
-from kokoro_tvm.export.program import RelaxComponent, export_program, to_relax
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
 from kokoro_tvm.passes.pipeline import pipeline
+from kokoro_tvm.relax_component import RelaxComponent
 from kokoro_tvm.stages import COMPONENTS
 from kokoro_tvm.targets import CpuTarget, cpu_target
 
@@ -48,8 +51,25 @@ if TYPE_CHECKING:
 
 LSTM_METHODS = ("extern", "tir")
 
+BUNDLE = "kokoro"
+"""Stem of the files of an artifact whose components share one library and one file of weights."""
+
 Listener = Callable[[str, str], None]
 """Told the component and the phase that begins."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is compiled, as the manifest records it: where the weights came from, and the model's configuration."""
+
+    checkpoint: CheckpointRecord
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Origin:
+        """For a checkpoint."""
+        record = CheckpointRecord(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic)
+        return cls(record, checkpoint.config)
 
 
 @dataclass(frozen=True)
@@ -75,7 +95,7 @@ class CompileOptions:
     @classmethod
     def resolve(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | Origin,
         target: str = "llvm",
         mcpu: str | None = None,
         seq_len: int = DEFAULT_SEQ_LEN,
@@ -155,10 +175,11 @@ def compile_artifact(
     if unknown:
         raise InputError(f"unknown component {', '.join(unknown)}; expected some of: {', '.join(COMPONENTS)}")
     directory = Path(directory).resolve()
-    manifest = _blank_manifest(checkpoint, options)
+    manifest = _blank_manifest(Origin.of(checkpoint), options)
     before = _existing(directory, manifest, force)
     staging = _staging(directory)
     try:
+        from kokoro_tvm.export.program import export_program, to_relax
         from kokoro_tvm.reference.checkpoint import build_model
 
         model = build_model(checkpoint)
@@ -178,7 +199,81 @@ def compile_artifact(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _blank_manifest(checkpoint: Checkpoint, options: CompileOptions) -> Manifest:
+def compile_bundle(
+    components: Sequence[RelaxComponent],
+    origin: Origin,
+    options: CompileOptions,
+    directory: Path | str,
+    listener: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Compiles components into ``kokoro.so``, ``kokoro_params.npz`` and their manifest, wherever they come from.
+
+    The folder may hold other files; these and the extern are put beside them, the manifest last. A failure leaves them as they
+    were.
+
+    Args:
+        components: In pipeline order.
+        origin: What they were made from.
+        options: What to build.
+        directory: The folder.
+        listener: Told of each phase.
+
+    Raises:
+        ArtifactError: The folder is an artifact of another layout.
+        OutputError: The folder cannot be written.
+    """
+    directory = Path(directory).resolve()
+    manifest = _blank_manifest(origin, options)
+    _check_bundle(directory)
+    staging = _staging(directory)
+    target = options.target
+    try:
+        extern = _ship_extern(staging, options)
+        module = tvm.IRModule({c.name: c.module[c.name] for c in components})
+        library = staging / f"{BUNDLE}{'.so' if target.native else '.tar'}"
+        passes = pipeline(target.tile, options.lstm_method, options.dump_directory, listener)
+        relax.build(module, target=target.tvm_target(), relax_pipeline=passes).export_library(str(library))
+        if listener:
+            listener("weights")
+        weights = {c.name: _prefixed(c.name, packed_weights(c, target.tile, options.lstm_method)) for c in components}
+        shared = {name: array for arrays in weights.values() for name, array in arrays.items()}
+        files = file_record(library), write_npz(staging / f"{BUNDLE}_params.npz", shared)
+        records = {n: ComponentRecord(*files, tuple(w), **component_interface(n)) for n, w in weights.items()}
+        manifest = replace(manifest, extern=extern, components=records)
+        _place(staging, directory, manifest)
+        return manifest
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _prefixed(component: str, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"{component}.{name}": array for name, array in weights.items()}
+
+
+def _check_bundle(directory: Path) -> None:
+    """Refuses a folder whose manifest speaks of other files."""
+    if not (directory / MANIFEST).exists():
+        return
+    try:
+        files = {f.name for c in read_manifest(directory).components.values() for f in (c.library, c.weights)}
+    except ArtifactError:
+        files = {MANIFEST}
+    if any(Path(f).name.partition(".")[0] not in (BUNDLE, f"{BUNDLE}_params") for f in files):
+        raise ArtifactError(f"{directory} holds an artifact of another layout ({MANIFEST}); choose another output directory")
+
+
+def _place(staging: Path, directory: Path, manifest: Manifest) -> None:
+    """Moves what was built beside what is there, the manifest last."""
+    try:
+        directory.mkdir(exist_ok=True)
+        for path in sorted(staging.iterdir()):
+            path.replace(directory / path.name)
+        write_manifest(directory, manifest)
+    except OSError as error:
+        raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
+
+
+def _blank_manifest(origin: Origin, options: CompileOptions) -> Manifest:
     target = options.target
     return Manifest(
         kokoro_tvm=importlib.metadata.version("kokoro-tvm"),
@@ -188,8 +283,8 @@ def _blank_manifest(checkpoint: Checkpoint, options: CompileOptions) -> Manifest
         lstm_method=options.lstm_method,
         seq_len=options.seq_len,
         aligned_len=options.aligned_len,
-        checkpoint=CheckpointRecord(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic),
-        config=checkpoint.config.to_dict(),
+        checkpoint=origin.checkpoint,
+        config=origin.config.to_dict(),
         tuning=target.tile.tuning,
     )
 

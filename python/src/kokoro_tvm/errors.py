@@ -28,6 +28,10 @@ class ArtifactError(KokoroTvmError):
     """A compiled artifact that is missing, damaged or was built for another machine or version."""
 
 
+class OnnxError(KokoroTvmError):
+    """An ONNX file that is missing, damaged or not a component of this layout."""
+
+
 class CapacityError(KokoroTvmError):
     """An utterance that is longer than the capacity an artifact was compiled for."""
 

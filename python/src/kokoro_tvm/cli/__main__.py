@@ -17,6 +17,7 @@ import typer
 
 from kokoro_tvm.cli.build import build_command
 from kokoro_tvm.cli.common import application, run
+from kokoro_tvm.cli.export import export
 from kokoro_tvm.cli.info import info
 from kokoro_tvm.cli.synth import synth
 from kokoro_tvm.cli.synthetic_checkpoint import synthetic_checkpoint
@@ -48,6 +49,7 @@ def application_table() -> typer.Typer:
     app = application(help="Kokoro-82M text-to-speech, compiled ahead of time with Apache TVM.")
     app.callback(invoke_without_command=True)(_options)
     app.command("compile", help="Compile all five components into one artifact.")(build_command(tuple(COMPONENTS)))
+    app.command("export")(export)
     app.command("synth")(synth)
     app.command("voices")(_voices)
     app.command("info")(info)

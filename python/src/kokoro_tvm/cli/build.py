@@ -23,6 +23,8 @@ from kokoro_tvm.errors import InputError
 if TYPE_CHECKING:
     from kokoro_tvm.compile import CompileOptions
     from kokoro_tvm.reference.checkpoint import Checkpoint
+    from kokoro_tvm.runtime.engine import Engine
+    from kokoro_tvm.runtime.onnx_engine import OnnxEngine
     from kokoro_tvm.validate.parity import ParityRecord
 
 PHASES = ("export", "kernels", "virtual machine", "machine code", "weights")
@@ -162,14 +164,27 @@ def _check_runs_here(options: CompileOptions) -> None:
 
 
 def _validate(names: Sequence[str], directory: Path, checkpoint: Checkpoint) -> int:
+    from kokoro_tvm.compile import record_validation
+    from kokoro_tvm.runtime.engine import Engine
+
+    code, figures = judge(Engine(directory, components=names), names, checkpoint)
+    record_validation(directory, figures)
+    return code
+
+
+def judge(
+    engine: Engine | OnnxEngine, names: Sequence[str], checkpoint: Checkpoint
+) -> tuple[int, dict[str, dict[str, float]]]:
+    """Measures components against eager PyTorch in float64 and prints a table.
+
+    Returns:
+        The exit code, and SNR in dB by component and output.
+    """
     import torch
 
-    from kokoro_tvm.compile import record_validation
     from kokoro_tvm.reference.checkpoint import build_model
-    from kokoro_tvm.runtime.engine import Engine
     from kokoro_tvm.validate.parity import check_component
 
-    engine = Engine(directory, components=names)
     model = build_model(checkpoint, torch.float64)
     records: list[ParityRecord] = []
     for name in names:
@@ -178,9 +193,8 @@ def _validate(names: Sequence[str], directory: Path, checkpoint: Checkpoint) -> 
     figures: dict[str, dict[str, float]] = {}
     for record in records:
         figures.setdefault(record.component, {})[record.output] = record.snr_db
-    record_validation(directory, figures)
     console.print(_parity_table(records))
-    return 0 if records and all(r.passed for r in records) else FAILED
+    return 0 if records and all(r.passed for r in records) else FAILED, figures
 
 
 def _parity_table(records: Sequence[ParityRecord]) -> Table:

@@ -25,7 +25,8 @@ from kokoro_tvm.errors import KokoroTvmError, OutputError, ToolchainError
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 NOT_SPEECH = "The weights are synthetic: the full pipeline runs, but what it says is not speech."
 
-_COMPILER_PACKAGES = frozenset({"torch", "kokoro", "transformers", "misaki", "loguru"})
+_EXTRAS = dict.fromkeys(("torch", "kokoro", "transformers", "misaki", "loguru"), "compile") | {"onnx": "onnx"}
+"""Packages that speaking does not need, and the extra that brings them."""
 # The base of "unknown option" and its like; typer does not export it, and click's own is another class in recent versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -78,14 +79,15 @@ def compiler_packages() -> Iterator[None]:
     """Says what to install where importing the compiler's side fails.
 
     Raises:
-        ToolchainError: PyTorch, kokoro or a package of theirs is not installed.
+        ToolchainError: PyTorch, kokoro, a package of theirs or onnx is not installed.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _COMPILER_PACKAGES:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
-        raise ToolchainError(f"this needs {error.name}, which speaking does not: pip install 'kokoro-tvm[compile]'") from error
+        raise ToolchainError(f"this needs {error.name}, which speaking does not: pip install 'kokoro-tvm[{extra}]'") from error
 
 
 def check_writable(path: Path) -> None:

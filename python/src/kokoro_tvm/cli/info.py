@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,7 @@ def info(
         console.print(_signature(name, record), markup=False)
     if verify:
         files = [f for c in manifest.components.values() for f in (c.library, c.weights)]
-        check_files(artifact, files + ([manifest.extern] if manifest.extern else []))
+        check_files(artifact, list(dict.fromkeys(files + ([manifest.extern] if manifest.extern else []))))
         console.print("Every file matches its hash.")
     warn_synthetic(manifest.checkpoint.synthetic)
 
@@ -50,8 +51,9 @@ def _components(manifest: Manifest) -> Table:
     table = Table(title="Components", title_justify="left")
     for column in ("name", "code, MiB", "weights, MiB", "error against PyTorch, SNR in dB"):
         table.add_column(column, justify="right" if column.endswith("MiB") else "left")
+    files = Counter(f.name for record in manifest.components.values() for f in (record.library, record.weights))
     for name, record in manifest.components.items():
-        sizes = [f"{f.size / 2**20:.1f}" for f in (record.library, record.weights)]
+        sizes = [f"{f.size / 2**20:.1f}{' shared' if files[f.name] > 1 else ''}" for f in (record.library, record.weights)]
         parity = ", ".join(f"{output} {snr:.1f}" for output, snr in record.validation.items()) or "not measured"
         table.add_row(name, *sizes, parity)
     return table

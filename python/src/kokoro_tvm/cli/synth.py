@@ -45,15 +45,18 @@ def synth(
     threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .wav or .flac file.")] = Path("output.wav"),
     timestamps: Annotated[Path | None, typer.Option(help="Also write when each word is spoken: .tsv or .json.")] = None,
+    backend: Annotated[str, typer.Option(help="tvm (--artifact) or onnxruntime (--onnx-dir).")] = "tvm",
+    onnx_dir: Annotated[Path, typer.Option(help="Made by kokoro-tvm export --format onnx.")] = Path("build/onnx"),
 ) -> None:
     """Speak a text into an audio file."""
     from kokoro_tvm.runtime.audio import write_audio
-    from kokoro_tvm.runtime.synthesis import load
+    from kokoro_tvm.runtime.backends import open_engine
+    from kokoro_tvm.runtime.synthesis import Synthesizer
 
     source = _text(text, text_file, phonemes)
     _check_outputs(output, timestamps)
     start = time.perf_counter()
-    synthesizer = load(artifact, threads, voices_dir or ())
+    synthesizer = Synthesizer(open_engine(backend, artifact, onnx_dir, threads, tuple(COMPONENTS)), voices_dir or ())
     loaded = time.perf_counter()
     spent = time_components(synthesizer)
     with console.status("speaking"):
@@ -127,7 +130,7 @@ def times_table(spent: dict[str, float], loading: float, speaking: float, audio:
         table.add_row(name, f"{1e3 * seconds:.1f}", f"{seconds / speaking:.1%}", f"{seconds / audio:.4f}")
     table.add_section()
     table.add_row("text to samples", f"{1e3 * speaking:.1f}", "", f"{speaking / audio:.4f}")
-    table.add_row("loading the artifact", f"{1e3 * loading:.1f}")
+    table.add_row("loading the model", f"{1e3 * loading:.1f}")
     return table
 
 

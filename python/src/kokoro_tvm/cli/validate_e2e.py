@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kokoro_tvm.cli.common import FAILED, console, single, warn_synthetic
-from kokoro_tvm.cli.validate_steps import Spinner, check_options, facts, prepare
+from kokoro_tvm.cli.validate_steps import Model, Spinner, check_options, facts, prepare
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.e2e import Result
@@ -36,15 +36,19 @@ def validate_e2e(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu.")] = "cpu",
     lib_dir: Annotated[Path, typer.Option(help="The compiled artifact.")] = Path("tvm_output"),
+    backend: Annotated[str, typer.Option(help="tvm (--lib-dir) or onnxruntime (--onnx-dir).")] = "tvm",
+    onnx_dir: Annotated[Path, typer.Option(help="Made by kokoro-tvm export --format onnx.")] = Path("build/onnx"),
+    threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
     save_dir: Annotated[Path, typer.Option(help="Where the HTML report and the audio go.")] = Path("logs/e2e_validation"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every figure to this file.")] = None,
 ) -> int:
     """Compare what the artifact says with what eager kokoro says in float64. Exit code 0: within tolerance."""
     check_options(device, save_dir)
+    model = Model(backend, lib_dir, onnx_dir, threads)
     results = []
     with Spinner() as say:
         texts: list[str | None] = [None] if phonemes is not None and not text else list(text or ["Hello world"])
-        bench, utterances = prepare(say, lib_dir, save_dir, checkpoint, texts[0], phonemes, voice, speed, seed, lang)
+        bench, utterances = prepare(say, model, save_dir, checkpoint, texts[0], phonemes, voice, speed, seed, lang)
         for number, words in enumerate(texts):
             if number:
                 utterances = bench.utterances(words, None, voice, speed, seed, lang)

@@ -6,6 +6,7 @@ What it is: options, progress and files around ``kokoro_tvm.validate``. What it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kokoro_tvm.cli.common import FAILED, compiler_packages, console, rows_table, single, warn_synthetic
 from kokoro_tvm.errors import InputError, OutputError
+from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.steps import Report, Utterance
@@ -34,6 +36,9 @@ def validate_steps(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu.")] = "cpu",
     lib_dir: Annotated[Path, typer.Option(help="The compiled artifact.")] = Path("tvm_output"),
+    backend: Annotated[str, typer.Option(help="tvm (--lib-dir) or onnxruntime (--onnx-dir).")] = "tvm",
+    onnx_dir: Annotated[Path, typer.Option(help="Made by kokoro-tvm export --format onnx.")] = Path("build/onnx"),
+    threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
     save_dir: Annotated[Path, typer.Option(help="Where the HTML report and the audio go.")] = Path("logs/step_validation"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every figure to this file.")] = None,
     bisect: Annotated[
@@ -42,13 +47,24 @@ def validate_steps(
 ) -> int:
     """Compare every stage of the compiled model with eager kokoro in float64. Exit code 0: within tolerance."""
     check_options(device, save_dir)
+    model = Model(backend, lib_dir, onnx_dir, threads)
     with Spinner() as say:
-        bench, utterances = prepare(say, lib_dir, save_dir, checkpoint, text, phonemes, voice, speed, seed, lang)
+        bench, utterances = prepare(say, model, save_dir, checkpoint, text, phonemes, voice, speed, seed, lang)
         if bisect is not None:
             return _bisect(bench, utterances[0], bisect, say, json_file)
         reports = _validate(bench, utterances, say)
     _save(reports, bench, save_dir, json_file)
     return _verdict(reports, bench, save_dir)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is judged, as asked for; the names are those of the options."""
+
+    backend: str
+    lib_dir: Path
+    onnx_dir: Path
+    threads: int | None
 
 
 def check_options(device: str, save_dir: Path) -> None:
@@ -82,15 +98,17 @@ class Spinner:
 
 
 def prepare(
-    say: Spinner, lib_dir: Path, save_dir: Path, checkpoint: Path | None, text: str | None, phonemes: str | None,
+    say: Spinner, model: Model, save_dir: Path, checkpoint: Path | None, text: str | None, phonemes: str | None,
     voice: str | None, speed: float, seed: int, lang: str,
 ) -> tuple[Workbench, list[Utterance]]:  # fmt: skip
-    """Loads reference and artifact, and splits the text."""
+    """Loads reference and model, and splits the text."""
     say("loading")
     with compiler_packages():
+        from kokoro_tvm.runtime.backends import open_engine
         from kokoro_tvm.validate.workbench import Workbench
 
-    bench = Workbench.open(checkpoint, lib_dir, save_dir / "cache")
+    engine = open_engine(model.backend, model.lib_dir, model.onnx_dir, model.threads, tuple(COMPONENTS))
+    bench = Workbench.open(checkpoint, engine, save_dir / "cache")
     if text is None and phonemes is None:
         text = "Hello world"
     return bench, bench.utterances(text, phonemes, voice, speed, seed, lang)
@@ -98,13 +116,13 @@ def prepare(
 
 def facts(bench: Workbench, utterances: Sequence[Utterance]) -> list[tuple[str, str]]:
     """What was compared with what."""
-    manifest = bench.synthesizer.engine.manifest
+    engine = bench.synthesizer.engine
     return [
         ("phonemes", " / ".join(u.phonemes for u in utterances)),
         ("speed, noise seed", f"{utterances[0].speed}, {utterances[0].seed}"),
         ("checkpoint", f"{bench.checkpoint.source} (sha256 {bench.checkpoint.sha256[:12]})"),
-        ("artifact", f"{bench.synthesizer.engine.directory} for {manifest.target.mcpu}, LSTM {manifest.lstm_method}"),
-        ("versions", f"kokoro-tvm {manifest.kokoro_tvm}, apache-tvm {manifest.tvm}"),
+        ("model", f"{engine.directory} {engine.description}"),
+        ("version", f"kokoro-tvm {engine.manifest.kokoro_tvm}"),
     ]
 
 

@@ -7,8 +7,6 @@ What it is not: lowering; ``passes`` turns the operators into kernels.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +17,8 @@ from tvm import relax, tirx
 from tvm.relax.frontend.torch import from_exported_program
 
 from kokoro_tvm.export.modules import COMPONENTS as MODULES
-from kokoro_tvm.ops import NAMESPACE, SHAPES
+from kokoro_tvm.ops import SHAPES
+from kokoro_tvm.relax_component import RelaxComponent, call_operator
 from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
@@ -28,21 +27,6 @@ if TYPE_CHECKING:
 
 _EXAMPLE = {"B": 2, "N": 5, "M": 7}
 """Extents of the example inputs: any but 0 and 1, which torch.export would specialise to."""
-
-
-@dataclass(frozen=True)
-class RelaxComponent:
-    """One component in Relax.
-
-    Attributes:
-        name: Component name; also the name of the function in ``module``.
-        module: A module with that one function; its parameters are the component's inputs, then the weights.
-        weights: Weight name to array, in the order of the function's parameters.
-    """
-
-    name: str
-    module: tvm.IRModule
-    weights: dict[str, np.ndarray]
 
 
 def example_inputs(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -109,30 +93,25 @@ def _symbols(name: str, function: relax.Function) -> dict[tirx.Var, tirx.Var]:
 
 def _convert(node: torch.fx.Node, importer: BaseFXGraphImporter) -> relax.Var:
     """One operator of the vocabulary to ``call_dps_packed``."""
+    operator, nodes, attributes = parsed_call(node)
+    tensors = {k: [importer.env[n] for n in v] if isinstance(v, list) else importer.env[v] for k, v in nodes.items()}
+    return call_operator(importer.block_builder, operator, tensors, attributes)
+
+
+def parsed_call(node: torch.fx.Node) -> tuple[str, dict[str, torch.fx.Node | list[torch.fx.Node]], dict[str, Any]]:
+    """A call of an operator of the vocabulary: its name, the tensors that are there, and the other arguments with ``absent``."""
     schema = node.target._schema
-    op = schema.name.split("::")[1]
     values = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    tensors: list[relax.Var] = []
+    tensors: dict[str, torch.fx.Node | list[torch.fx.Node]] = {}
     attributes: dict[str, Any] = {"absent": []}
-    shapes: dict[str, Any] = {}
     for argument in schema.arguments:
         value = values.get(argument.name)
         if isinstance(value, torch.fx.Node):
-            tensors.append(importer.env[value])
-            shapes[argument.name] = _extents(tensors[-1])
+            tensors[argument.name] = value
         elif isinstance(value, list | tuple):
-            tensors.extend(importer.env[v] for v in value)
-            shapes[argument.name] = [_extents(importer.env[v]) for v in value]
+            tensors[argument.name] = list(value)
         elif value is None:
             attributes["absent"].append(argument.name)
         else:
             attributes[argument.name] = value
-    analyzer = tvm.sym.Analyzer()
-    shape = [analyzer.simplify(d) if isinstance(d, tvm.ir.Expr) else d for d in SHAPES[op](**shapes, **attributes)]
-    arguments = [*tensors, tvm.ir.StringImm(json.dumps(attributes))]
-    call = relax.call_dps_packed(f"{NAMESPACE}.{op}", relax.Tuple(arguments), relax.TensorType(shape, "float32"))
-    return importer.block_builder.emit(call)
-
-
-def _extents(var: relax.Var) -> tuple[Any, ...]:
-    return tuple(int(d) if isinstance(d, tirx.IntImm) else d for d in var.ty.shape.values)
+    return schema.name.split("::")[1], tensors, attributes

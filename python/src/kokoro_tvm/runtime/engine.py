@@ -30,9 +30,10 @@ from kokoro_tvm.artifact import (
     read_manifest,
     read_weights,
 )
-from kokoro_tvm.errors import ArtifactError, CapacityError, InputError, ToolchainError
+from kokoro_tvm.errors import ArtifactError, ToolchainError
 from kokoro_tvm.runtime import cpu
-from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
+from kokoro_tvm.runtime.inputs import checked_inputs, checked_threads
+from kokoro_tvm.stages import COMPONENTS
 
 _CPU, _POOLED = 1, 2
 """DLPack's device type, and the virtual machine's allocator that keeps freed blocks."""
@@ -97,7 +98,7 @@ class Engine:
     ) -> None:
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
-        self.threads = _checked_threads(threads)
+        self.threads = checked_threads(threads)
         names = list(self.manifest.components) if components is None else list(components)
         _check_machine(self.directory, self.manifest)
         absent = [n for n in names if n not in self.manifest.components]
@@ -109,13 +110,21 @@ class Engine:
         load_tvm_runtime()
         if self.manifest.extern is not None:
             _load_extern(self.directory / self.manifest.extern.name)
-        self._executables = {n: self._load(n) for n in names}
+        libraries = {self.manifest.components[n].library.name for n in names}
+        loaded = {library: self._load(library) for library in libraries}
+        self._executables = {n: loaded[self.manifest.components[n].library.name] for n in names}
         self._weights = {n: self._map_weights(n) for n in names}
         self._worker = _Worker()
         self._release = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
 
-    def _load(self, name: str) -> tvm_ffi.Module:
-        path = self.directory / self.manifest.components[name].library.name
+    @property
+    def description(self) -> str:
+        """What runs, for reports."""
+        manifest = self.manifest
+        return f"for {manifest.target.mcpu}, LSTM {manifest.lstm_method}, apache-tvm {manifest.tvm}"
+
+    def _load(self, library: str) -> tvm_ffi.Module:
+        path = self.directory / library
         try:
             return tvm_ffi.load_module(str(path))
         except (OSError, RuntimeError) as error:
@@ -155,8 +164,7 @@ class Engine:
             InputError: An input has another dtype, rank or shape, or a length or token id is out of range.
             CapacityError: A length exceeds what the artifact was compiled for.
         """
-        component = COMPONENTS[name]
-        arrays = self._checked(component, inputs)
+        arrays = checked_inputs(COMPONENTS[name], inputs, self.manifest)
         result = self._function(name)(*(tvm_ffi.from_dlpack(_aligned(a)) for a in arrays), *self._weights[name])
         tensors = [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
         outputs = tuple(np.from_dlpack(t).copy() for t in tensors)
@@ -179,49 +187,11 @@ class Engine:
 
         self._worker.machines[name].get_function("set_instrument")(tvm_ffi.convert(instrument))
 
-    def _checked(self, component: Component, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-        if len(inputs) != len(component.inputs):
-            raise InputError(f"{component.name} takes {len(component.inputs)} inputs, got {len(inputs)}")
-        extents: dict[str, int] = {}
-        problems = []
-        for spec, array in zip(component.inputs, inputs, strict=True):
-            problems += _mismatch(spec, np.asarray(array), extents)
-        if problems:
-            raise InputError(f"{component.name}: " + "; ".join(problems))
-        arrays = dict(zip((s.name for s in component.inputs), map(np.asarray, inputs), strict=True))
-        self._check_lengths(component, arrays, extents)
-        return list(arrays.values())
-
-    def _check_lengths(self, component: Component, arrays: dict[str, np.ndarray], extents: dict[str, int]) -> None:
-        lengths, capacity = arrays[component.lengths], extents[component.capacity]
-        if lengths.size and (lengths.min() < 1 or lengths.max() > capacity):
-            raise InputError(f"{component.name}: {component.lengths} {lengths.tolist()} must lie within 1..{capacity}")
-        most = self.manifest.seq_len if component.capacity == "N" else self.manifest.aligned_len
-        if lengths.size and lengths.max() > most:
-            unit = "tokens" if component.capacity == "N" else "frames"
-            raise CapacityError(
-                f"{component.name}: {lengths.max()} {unit} exceed the artifact's capacity of {most}; compile with a larger "
-                f"--{'seq-len' if component.capacity == 'N' else 'aligned-len'} or split the text"
-            )
-        if "input_ids" in arrays:
-            valid = np.arange(capacity) < lengths[:, None]
-            ids = arrays["input_ids"][valid]
-            vocabulary = self.manifest.model.n_token
-            if ids.size and (ids.min() < 0 or ids.max() >= vocabulary):
-                raise InputError(f"{component.name}: token ids must lie within 0..{vocabulary - 1}")
-
 
 def _records(manifest: Manifest, names: Sequence[str]) -> list[FileRecord]:
     records = [r for n in names for r in (manifest.components[n].library, manifest.components[n].weights)]
-    return records + ([manifest.extern] if manifest.extern else [])
-
-
-def _checked_threads(threads: int | None) -> int:
-    if threads is None:
-        return environment.cpu_count()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InputError(f"threads must be a positive whole number, got {threads!r}")
-    return threads
+    # Components may share files.
+    return list(dict.fromkeys(records + ([manifest.extern] if manifest.extern else [])))
 
 
 def _check_machine(directory: Path, manifest: Manifest) -> None:
@@ -242,27 +212,6 @@ def _check_machine(directory: Path, manifest: Manifest) -> None:
             problems.append(f"it was built with {package} {built}, installed is {installed}")
     if problems:
         raise ArtifactError(f"{directory} cannot run here: {'; '.join(problems)}. Compile it for this machine")
-
-
-def _mismatch(spec: TensorSpec, array: np.ndarray, extents: dict[str, int]) -> list[str]:
-    """Problems of one input; learns the extents of B, N and M on the way."""
-    if array.dtype != spec.dtype:
-        return [f"{spec.name} must be {spec.dtype}, got {array.dtype}"]
-    if array.ndim != len(spec.shape):
-        return [f"{spec.name} must have shape {list(spec.shape)}, got {list(array.shape)}"]
-    for dim, extent in zip(spec.shape, array.shape, strict=True):
-        if isinstance(dim, str):
-            factor, _, symbol = dim.rpartition("*")
-            step = int(factor) if factor else 1
-            if extent % step == 0:
-                extents.setdefault(symbol, extent // step)
-    try:
-        expected = spec.resolve(**extents)
-    except KeyError:
-        expected = ()
-    if tuple(array.shape) != expected or 0 in array.shape:
-        return [f"{spec.name} must have shape {list(spec.shape)} with {extents}, got {list(array.shape)}"]
-    return []
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from kokoro_tvm.errors import CapacityError, InputError
 from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime import text as windows
 from kokoro_tvm.runtime.audio import concatenate
+from kokoro_tvm.runtime.backends import open_engine
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.runtime.g2p import G2P
 from kokoro_tvm.runtime.noise import source_noise
@@ -26,6 +28,10 @@ from kokoro_tvm.runtime.text import Window
 from kokoro_tvm.runtime.timestamps import WordTimestamp, word_timestamps
 from kokoro_tvm.runtime.vocabulary import Vocabulary
 from kokoro_tvm.runtime.voices import Voice, VoiceStore
+from kokoro_tvm.stages import COMPONENTS
+
+if TYPE_CHECKING:
+    from kokoro_tvm.runtime.onnx_engine import OnnxEngine
 
 MARKERS = 2
 """The begin and end tokens around the phonemes of a window."""
@@ -78,25 +84,40 @@ def load(artifact: Path | str, threads: int | None = None, voices: Sequence[Path
     """Loads an artifact for synthesis.
 
     Args:
-        artifact: The folder made by ``kokoro-tvm compile``.
+        artifact: The folder made by ``kokoro-tvm compile`` or ``scripts/compile_onnx.py``.
         threads: Threads per call; all CPUs if None. The samples do not depend on it.
         voices: Folders to look up voices in by name.
 
     Raises:
         ArtifactError: It is missing, damaged, incomplete or for another machine.
     """
-    return Synthesizer(Engine(artifact, threads, components=("bert", "duration", "text_encoder", "f0n", "decoder")), voices)
+    return Synthesizer(Engine(artifact, threads, components=tuple(COMPONENTS)), voices)
+
+
+def load_onnx(directory: Path | str, threads: int | None = None, voices: Sequence[Path | str] = ()) -> Synthesizer:
+    """Loads the components' ONNX files for synthesis with ONNX Runtime.
+
+    Args:
+        directory: The folder made by ``kokoro-tvm export --format onnx``.
+        threads: Threads per call; all CPUs if None.
+        voices: Folders to look up voices in by name.
+
+    Raises:
+        OnnxError: Files are missing, damaged or of another layout.
+        ToolchainError: ONNX Runtime is not installed.
+    """
+    return Synthesizer(open_engine("onnxruntime", "", directory, threads, tuple(COMPONENTS)), voices)
 
 
 class Synthesizer:
-    """Speaks with one artifact; safe to call from several threads at once.
+    """Speaks with one artifact, or one folder of ONNX files; safe to call from several threads at once.
 
     Args:
         engine: An engine with all five components.
         voices: Folders to look up voices in by name.
     """
 
-    def __init__(self, engine: Engine, voices: Sequence[Path | str] = ()) -> None:
+    def __init__(self, engine: Engine | OnnxEngine, voices: Sequence[Path | str] = ()) -> None:
         self.engine = engine
         self.vocabulary = Vocabulary(engine.manifest.model.vocab)
         self.voices = VoiceStore([Path(v) for v in voices])

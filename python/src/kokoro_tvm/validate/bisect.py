@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from kokoro_tvm.validate.metrics import Measurement, compare, snr_db
 from kokoro_tvm.validate.operators import Operators, operator_call
 from kokoro_tvm.validate.subjects import Rewrite, Tensors
 from kokoro_tvm.validate.tolerances import STAGES, Stage, Tolerance, operator_tolerance
+
+if TYPE_CHECKING:
+    from kokoro_tvm.validate.onnx_operators import OnnxOperators
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ def component_stage(component: str) -> Stage:
     return found[0]
 
 
-def bisect(double: Rewrite, kernels: Rewrite, operators: Operators, stage: Stage, inputs: Tensors) -> list[OperatorRecord]:
+def bisect(
+    double: Rewrite, kernels: Rewrite, operators: Operators | OnnxOperators, stage: Stage, inputs: Tensors
+) -> list[OperatorRecord]:
     """Judges every operator of a component.
 
     Args:
@@ -102,7 +107,7 @@ def first_failure(records: Sequence[OperatorRecord]) -> OperatorRecord | None:
     return next((r for r in records if not r.passed), None)
 
 
-def _judge(index: int, exact: Call, single: Call, operators: Operators) -> OperatorRecord:
+def _judge(index: int, exact: Call, single: Call, operators: Operators | OnnxOperators) -> OperatorRecord:
     rounded = tuple(_rounded(a, b) for a, b in zip(exact.args, single.args, strict=True))
     call = operator_call(exact.func, rounded, {})
     assert call is not None

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kokoro.model import KModel
     from tvm import relax
 
+    from kokoro_tvm.validate.onnx_operators import OnnxOperators
+
 Reference = list[Any]
 """``["tensor", i]``: an argument of the operator; ``["step", i]``: an earlier step's result; ``["value", v]``: a number."""
 
@@ -155,7 +157,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 class Compiled(TorchDispatchMode):
     """While active, the rewrite's operators are answered by compiled kernels. The modules have to be float32."""
 
-    def __init__(self, operators: Operators) -> None:
+    def __init__(self, operators: Operators | OnnxOperators) -> None:
         super().__init__()
         self.operators = operators
 
@@ -227,10 +229,11 @@ def _plans(manifest: Manifest, component: str, model: KModel, cache: Path | None
         raw = json.loads(path.read_text(encoding="utf-8"))
         plans = [Plan(p["operator"], p["attributes"], p["shapes"], [Step(**s) for s in p["steps"]]) for p in raw]
     else:
-        plans = _make_plans(manifest, component, model)
-        if path:
-            with staged(path) as temporary:
-                temporary.write_text(json.dumps([asdict(p) for p in plans]), encoding="utf-8")
+        made = _make_plans(manifest, component, model)
+        plans = made[component]
+        for name, theirs in made.items() if cache else ():
+            with staged(cache / f"{name}-{_key(manifest, name)}.json") as temporary:
+                temporary.write_text(json.dumps([asdict(p) for p in theirs]), encoding="utf-8")
     result: dict[str, list[Plan]] = {}
     for plan in plans:
         result.setdefault(plan.operator, []).append(plan)
@@ -242,18 +245,29 @@ def _key(manifest: Manifest, component: str) -> str:
     return hashlib.sha256(manifest.components[component].library.sha256.encode()).hexdigest()[:12]
 
 
-def _make_plans(manifest: Manifest, component: str, model: KModel) -> list[Plan]:
+def _make_plans(manifest: Manifest, component: str, model: KModel) -> dict[str, list[Plan]]:
+    """Plans of a component, and of those compiled into the same library: they share kernels, whose names number them all."""
+    import tvm
+
     from kokoro_tvm.export.program import export_program, to_relax
-    from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
+    from kokoro_tvm.passes.lower_operators import LowerOperators
     from kokoro_tvm.targets import cpu_target
 
     tile = cpu_target(manifest.target.name, manifest.target.mcpu).tile
-    exported = to_relax(component, export_program(component, model)).module
-    lowered = LowerOperators(tile, manifest.lstm_method)(exported)[component]
+    library = manifest.components[component].library.name
+    together = [name for name, record in manifest.components.items() if record.library.name == library]
+    exported = tvm.IRModule({name: to_relax(name, export_program(name, model)).module[name] for name in together})
+    lowered = LowerOperators(tile, manifest.lstm_method)(exported)
+    return {name: _component_plans(exported[name], lowered[name]) for name in together}
+
+
+def _component_plans(exported: relax.Function, lowered: relax.Function) -> list[Plan]:
+    from kokoro_tvm.passes.lower_operators import PACKING
+
     layouts = json.loads(lowered.attrs[PACKING])
     steps = _bindings(lowered)
     plans: dict[tuple[Any, ...], Plan] = {}
-    for binding in _bindings(exported[component]):
+    for binding in _bindings(exported):
         group = []
         while not group or group[-1].var.name != binding.var.name:
             group.append(steps.pop(0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
 from kokoro_tvm.validate.metrics import compare
 from kokoro_tvm.validate.tolerances import DECODER, ENCODER
+
+if TYPE_CHECKING:
+    from kokoro_tvm.runtime.onnx_engine import OnnxEngine
 
 PHONEMES = "ˌɑɹ ju kˈʌmɪŋ tənˈIt?"
 """A question of a second and a half."""
@@ -55,7 +59,9 @@ class ParityRecord:
     passed: bool
 
 
-def check_component(engine: Engine, model64: ReferenceModel, name: str, phonemes: str | None = None) -> list[ParityRecord]:
+def check_component(
+    engine: Engine | OnnxEngine, model64: ReferenceModel, name: str, phonemes: str | None = None
+) -> list[ParityRecord]:
     """Compares every output of a component.
 
     Args:

@@ -1,4 +1,4 @@
-"""What both validators work on: a checkpoint as the reference, an artifact of the same checkpoint, and utterances to speak.
+"""What both validators work on: a checkpoint as the reference, a model made from the same checkpoint, and utterances to speak.
 
 What it is: loading, and the check that artifact and reference belong together. What it is not: a comparison.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,16 +29,20 @@ from kokoro_tvm.validate.operators import Operators, load_operators
 from kokoro_tvm.validate.steps import Subjects, Utterance, reference_inputs
 from kokoro_tvm.validate.subjects import Artifact, Build, Eager, Rewrite
 
+if TYPE_CHECKING:
+    from kokoro_tvm.runtime.onnx_engine import OnnxEngine
+    from kokoro_tvm.validate.onnx_operators import OnnxOperators
+
 SYNTHETIC_VOICE = "synthetic:"
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """A reference and an artifact made from the same weights.
+    """A reference and an artifact, or ONNX files, made from the same weights.
 
     Attributes:
         checkpoint: The weights.
-        synthesizer: The artifact, loaded.
+        synthesizer: With the engine that is judged.
         cache: Folder for what can be kept between runs.
     """
 
@@ -46,20 +51,19 @@ class Workbench:
     cache: Path
 
     @classmethod
-    def open(cls, checkpoint: Path | str | None, artifact: Path | str, cache: Path) -> Workbench:
-        """Loads both.
+    def open(cls, checkpoint: Path | str | None, engine: Engine | OnnxEngine, cache: Path) -> Workbench:
+        """Loads the reference.
 
         Raises:
             CheckpointError: The checkpoint cannot be read.
-            ArtifactError: The artifact cannot be loaded, or was compiled from other weights.
+            ArtifactError: The engine's model was made from other weights.
         """
-        engine = Engine(artifact, components=tuple(COMPONENTS))
         loaded = load_checkpoint(checkpoint)
         compiled = engine.manifest.checkpoint
         if compiled.sha256 != loaded.sha256:
             raise ArtifactError(
-                f"{artifact} was compiled from {compiled.source} (sha256 {compiled.sha256[:12]}), not from {loaded.source} "
-                f"({loaded.sha256[:12]}): name the checkpoint it was made from, or compile again"
+                f"{engine.directory} was compiled from {compiled.source} (sha256 {compiled.sha256[:12]}), not from "
+                f"{loaded.source} ({loaded.sha256[:12]}): name the checkpoint it was made from, or compile again"
             )
         return cls(loaded, Synthesizer(engine), Path(cache))
 
@@ -73,18 +77,25 @@ class Workbench:
         """The yardstick."""
         return Eager(build_model(self.checkpoint))
 
-    def operators(self, component: str) -> Operators:
-        """The kernels of a component."""
-        return load_operators(self.synthesizer.engine.directory, component, self.single.model, self.cache)
+    def operators(self, component: str) -> Operators | OnnxOperators:
+        """The operators of a component as the engine computes them."""
+        engine = self.synthesizer.engine
+        if isinstance(engine, Engine):
+            return load_operators(engine.directory, component, self.single.model, self.cache)
+        from kokoro_tvm.validate.onnx_operators import OnnxOperators
+
+        return OnnxOperators(component, engine.threads)
 
     def subjects(self, listener: Callable[[str], None] | None = None) -> Subjects:
         """Everyone who computes stages."""
+        engine = self.synthesizer.engine
         operators = {}
         for name in COMPONENTS:
             if listener:
-                listener(f"kernels of {name}")
+                listener(f"operators of {name}")
             operators[name] = self.operators(name)
-        build = Build(Artifact(self.synthesizer.engine), Rewrite(self.single.model, operators=operators))
+        # ONNX Runtime merges neighbouring operators: put together one by one they give the same but for the last bits.
+        build = Build(Artifact(engine), Rewrite(self.single.model, operators=operators), bitwise=isinstance(engine, Engine))
         return Subjects.around(self.double, self.single, build)
 
     def bisect(self, component: str, utterance: Utterance) -> list[OperatorRecord]:
