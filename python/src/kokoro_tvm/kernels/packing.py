@@ -12,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kokoro_tvm.kernels import bilstm, conv1d, style_linear
+from kokoro_tvm.kernels.metal import packing as metal
+from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.tile import Tile
 
 Packer = Callable[[np.ndarray, Tile], np.ndarray]
@@ -25,12 +27,14 @@ _PACKERS: dict[str, Packer] = {
 }
 
 
-def pack(layout: str, weight: np.ndarray, tile: Tile) -> np.ndarray:
+def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     """Applies the layout ``conv1d``, ``bias``, ``style_linear``, ``gates``, ``recurrent`` or ``transposed:<stride>``.
 
     Raises:
         KeyError: There is no such layout.
     """
+    if isinstance(tile, MetalTile):
+        return metal.pack(layout, weight, tile)
     name, _, argument = layout.partition(":")
     if name == "transposed":
         return conv1d.pack_transposed_weight(weight, int(argument), tile.width)

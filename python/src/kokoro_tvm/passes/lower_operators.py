@@ -13,32 +13,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from kokoro_tvm.kernels import (
-    ada_layer_norm,
-    adain,
-    append_style,
-    attention,
-    bilstm,
-    concat,
-    conv1d,
-    depthwise_upsample,
-    embed,
-    harmonic_source,
-    istft,
-    layer_norm,
-    layout,
-    sigmoid_sum,
-    stft,
-    style_linear,
-)
+from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.packing import pack
-from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.kernels.selection import Tile, kernel_set
 from kokoro_tvm.ops import NAMESPACE
 
 LstmMethod = Literal["extern", "tir"]
@@ -73,15 +57,22 @@ def _extent(tensor: relax.Expr, axis: int) -> int:
 
 @dataclass
 class Lowering:
-    """What a rule works with: the tile, the LSTM method, and where kernels and layouts are collected."""
+    """What a rule works with: the tile and its kernels, the LSTM method, and where kernels and layouts are collected."""
 
     tile: Tile
     lstm_method: LstmMethod
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
+    @property
+    def kernels(self) -> SimpleNamespace:
+        """The kernels for the tile, by module name."""
+        return kernel_set(self.tile)
+
     def call(self, kernel: tirx.PrimFunc, name: str, arguments: list[relax.Expr], out: relax.TensorType) -> relax.Call:
         """A call of ``kernel``, which joins the module once per specialisation."""
+        # The schedule that TVM's own operators still need must leave ours alone.
+        kernel = kernel.with_attr("tirx.is_scheduled", True)
         return relax.call_tir(self.builder.add_func(kernel, name), relax.Tuple(arguments), out)
 
     def packed(self, weight: relax.Var, layout_name: str) -> relax.Var:
@@ -92,13 +83,13 @@ class Lowering:
 
 
 @cache
-def _conv1d_kernel(conv: conv1d.Conv1d, tile: Tile) -> tirx.PrimFunc:
-    return conv1d.kernel(conv, tile)
+def _conv1d_kernel(conv: Conv1d, tile: Tile) -> tirx.PrimFunc:
+    return kernel_set(tile).conv1d.kernel(conv, tile)
 
 
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = call.attributes
-    conv = conv1d.Conv1d(
+    conv = Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 0),
         taps=_extent(call["weight"], 2),
@@ -126,7 +117,7 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     if taps % stride:
         raise RuntimeError(f"transposed convolution of {taps} taps and stride {stride}: taps must be a multiple of the stride")
     span = taps // stride - 1
-    conv = conv1d.Conv1d(
+    conv = Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 1),
         taps=taps // stride,
@@ -150,18 +141,18 @@ def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm", relax.Tuple(call.present(*names)), call.type)
     batch, rows, _ = call["x"].ty.shape.values
     hidden = _extent(call["w_hh"], 2)
-    conv = conv1d.Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1)
+    conv = Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1)
     bias = low.builder.emit(relax.op.add(call["b_ih"], call["b_hh"]))
     bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)))
     projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates"), bias]
     gates_type = relax.TensorType((batch, rows, 8 * hidden), "float32")
     gates = low.builder.emit(low.call(_conv1d_kernel(conv, low.tile), "conv1d", projection, gates_type))
     recurrence = [gates, call["lengths"], low.packed(call["w_hh"], "recurrent")]
-    return low.call(bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
+    return low.call(low.kernels.bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
 
 
 def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = style_linear.kernel(call.channels("style"), _extent(call["weight"], 0), low.tile)
+    kernel = low.kernels.style_linear.kernel(call.channels("style"), _extent(call["weight"], 0), low.tile)
     weights = [low.packed(call["weight"], "style_linear"), low.packed(call["bias"], "bias")]
     return low.call(kernel, "style_linear", [call["style"], *weights], call.type)
 
@@ -169,69 +160,69 @@ def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
 def _adain(call: OperatorCall, low: Lowering) -> relax.Expr:
     arguments = call.present("x", "lengths", "affine", "weight", "bias")
     offset = tirx.IntImm("int64", call.attributes["offset"])
-    return low.call(adain.kernel(call.channels(), low.tile), "adain", [*arguments, offset], call.type)
+    return low.call(low.kernels.adain.kernel(call.channels(), low.tile), "adain", [*arguments, offset], call.type)
 
 
 def _ada_layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = call.attributes
     sizes = (call.channels(), call.channels("style"), call.channels("affine"))
-    kernel = ada_layer_norm.kernel(*sizes, a["offset"], a["eps"], low.tile)
+    kernel = low.kernels.ada_layer_norm.kernel(*sizes, a["offset"], a["eps"], low.tile)
     return low.call(kernel, "ada_layer_norm", call.present("x", "lengths", "affine", "style"), call.type)
 
 
 def _layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
     slope = call.attributes["slope"]
-    kernel = layer_norm.kernel(call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
+    kernel = low.kernels.layer_norm.kernel(call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
     return low.call(kernel, "layer_norm", call.present("x", "lengths", "weight", "bias"), call.type)
 
 
 def _embed(call: OperatorCall, low: Lowering) -> relax.Expr:
     vocabulary, channels = (_extent(call["table"], axis) for axis in (0, 1))
-    kernel = embed.kernel(channels, vocabulary, "positions" in call.tensors, low.tile)
+    kernel = low.kernels.embed.kernel(channels, vocabulary, "positions" in call.tensors, low.tile)
     return low.call(kernel, "embed", call.present("ids", "lengths", "table", "positions"), call.type)
 
 
 def _attention(call: OperatorCall, low: Lowering) -> relax.Expr:
     heads = call.attributes["heads"]
-    kernel = attention.kernel(heads, call.channels("qkv") // 3 // heads, low.tile)
+    kernel = low.kernels.attention.kernel(heads, call.channels("qkv") // 3 // heads, low.tile)
     return low.call(kernel, "attention", call.present("qkv", "lengths"), call.type)
 
 
 def _concat(call: OperatorCall, low: Lowering) -> relax.Expr:
     xs = call["xs"]
-    kernel = concat.kernel(tuple(_extent(x, -1) for x in xs), low.tile)
+    kernel = low.kernels.concat.kernel(tuple(_extent(x, -1) for x in xs), low.tile)
     return low.call(kernel, "concat", [*xs, call["lengths"]], call.type)
 
 
 def _depthwise_upsample(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = depthwise_upsample.kernel(call.channels(), call.attributes["slope"], low.tile)
+    kernel = low.kernels.depthwise_upsample.kernel(call.channels(), call.attributes["slope"], low.tile)
     return low.call(kernel, "depthwise_upsample", call.present("x", "lengths", "coef", "weight", "bias"), call.type)
 
 
 def _append_style(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = append_style.kernel(call.channels(), call.channels("style"))
+    kernel = low.kernels.append_style.kernel(call.channels(), call.channels("style"))
     return low.call(kernel, "append_style", call.present("x", "lengths", "style"), call.type)
 
 
 def _harmonic_source(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = {k: v for k, v in call.attributes.items() if k != "absent"}
-    kernel = harmonic_source.kernel(low.tile, harmonics=call.channels("noise"), **a)
+    kernel = low.kernels.harmonic_source.kernel(low.tile, harmonics=call.channels("noise"), **a)
     return low.call(kernel, "harmonic_source", call.present("f0", "lengths", "noise", "weight", "bias"), call.type)
 
 
-def _spectral(module: Any, name: str) -> Rule:
+def _spectral(name: str) -> Rule:
     def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
-        kernel = module.kernel(low.tile, call.attributes["n_fft"], call.attributes["hop"])
+        kernel = getattr(low.kernels, name).kernel(low.tile, call.attributes["n_fft"], call.attributes["hop"])
         return low.call(kernel, name, call.present("x", "lengths"), call.type)
 
     return rule
 
 
-def _rows(factory: Callable[[int, Tile], tirx.PrimFunc], name: str, axis: int = -1) -> Rule:
+def _rows(module: str, function: str, name: str, axis: int = -1) -> Rule:
     """A rule for kernels that depend on the channel count alone."""
 
     def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
-        kernel = factory(_extent(call["x"], axis), low.tile)
+        kernel = getattr(getattr(low.kernels, module), function)(_extent(call["x"], axis), low.tile)
         return low.call(kernel, name, call.present("x", "lengths"), call.type)
 
     return rule
@@ -250,15 +241,15 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "embed": (("ids", "lengths", "table", "positions"), _embed),
     "attention": (("qkv", "lengths"), _attention),
     "bilstm": (("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh"), _bilstm),
-    "sigmoid_sum": (("x", "lengths"), _rows(sigmoid_sum.kernel, "sigmoid_sum")),
-    "to_rows": (("x", "lengths"), _rows(layout.to_rows, "to_rows", axis=1)),
-    "to_columns": (("x", "lengths"), _rows(layout.to_columns, "to_columns")),
-    "mask_rows": (("x", "lengths"), _rows(layout.mask_rows, "mask_rows")),
+    "sigmoid_sum": (("x", "lengths"), _rows("sigmoid_sum", "kernel", "sigmoid_sum")),
+    "to_rows": (("x", "lengths"), _rows("layout", "to_rows", "to_rows", axis=1)),
+    "to_columns": (("x", "lengths"), _rows("layout", "to_columns", "to_columns")),
+    "mask_rows": (("x", "lengths"), _rows("layout", "mask_rows", "mask_rows")),
     "concat": (("xs*", "lengths"), _concat),
     "style_linear": (("style", "weight", "bias"), _style_linear),
     "harmonic_source": (("f0", "lengths", "noise", "weight", "bias"), _harmonic_source),
-    "stft": (("x", "lengths"), _spectral(stft, "stft")),
-    "istft": (("x", "lengths"), _spectral(istft, "istft")),
+    "stft": (("x", "lengths"), _spectral("stft")),
+    "istft": (("x", "lengths"), _spectral("istft")),
 }
 """Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
 

@@ -126,6 +126,9 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         acc = T.alloc_buffer((down * across * block,), "float32", scope="metal.simdgroup")
         value = T.alloc_buffer((2,), "float32", scope="local")
         thread: T.int32 = group * SIMD + lane
+        # Where this SIMD group's share of the tile begins.
+        top: T.int32 = group // _SPLIT * (down * _MATRIX)
+        side: T.int32 = group % _SPLIT * (across * _MATRIX)
         n: T.int32 = T.cast(L[b], "int32")
         m: T.int32 = conv.steps(n)
         q0: T.int32 = q_tile * rows
@@ -146,28 +149,21 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                         S[r * pitch + thread % chunk] = value[0]
                 T.tvm_storage_sync("shared")
                 for k in range(taps):
+                    s_at: T.int32 = top * (stride * pitch) + k * (dilation * pitch)
+                    w_at: T.int32 = ((panel * taps + k) * (chunks * chunk) + part * chunk) * width + side
                     for e in T.unroll(chunk // _MATRIX):
                         for i in T.unroll(down):
                             T.evaluate(
                                 T.metal.simdgroup_load(
                                     left.data, i,
-                                    S.access_ptr(
-                                        "r",
-                                        offset=((group // _SPLIT * down + i) * (_MATRIX * stride) + k * dilation) * pitch
-                                        + e * _MATRIX,
-                                    ),
+                                    S.access_ptr("r", offset=s_at + i * (_MATRIX * stride * pitch) + e * _MATRIX),
                                     stride * pitch, _MATRIX, _MATRIX, False,
                                 )
                             )
                         for j in T.unroll(across):
                             T.evaluate(
                                 T.metal.simdgroup_load(
-                                    right.data, j,
-                                    W.access_ptr(
-                                        "r",
-                                        offset=((panel * taps + k) * (chunks * chunk) + part * chunk + e * _MATRIX) * width
-                                        + (group % _SPLIT * across + j) * _MATRIX,
-                                    ),
+                                    right.data, j, W.access_ptr("r", offset=w_at + e * (_MATRIX * width) + j * _MATRIX),
                                     width, _MATRIX, _MATRIX, False,
                                 )
                             )
@@ -184,11 +180,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                     T.evaluate(
                         T.metal.simdgroup_store(
                             acc.data, i * across + j,
-                            S.access_ptr(
-                                "w",
-                                offset=(group // _SPLIT * down + i) * (_MATRIX * width)
-                                + (group % _SPLIT * across + j) * _MATRIX,
-                            ),
+                            S.access_ptr("w", offset=top * width + side + i * (_MATRIX * width) + j * _MATRIX),
                             width, _MATRIX, _MATRIX, False,
                         )
                     )
