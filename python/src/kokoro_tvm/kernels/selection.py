@@ -29,8 +29,4 @@ def kernel_set(tile: Tile) -> SimpleNamespace:
 
 @cache
 def _modules(package: str) -> SimpleNamespace:
-    if package.endswith(".metal"):
-        from kokoro_tvm.kernels.metal import intrinsics
-
-        intrinsics.register()
     return SimpleNamespace(**{name: importlib.import_module(f"{package}.{name}") for name in MODULES})

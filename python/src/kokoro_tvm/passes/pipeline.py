@@ -16,6 +16,7 @@ from tvm.relax import transform
 from tvm.s_tir import dlight
 from tvm.tirx import compilation_pipeline
 
+from kokoro_tvm.kernels.metal import intrinsics
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.selection import Tile
 from kokoro_tvm.passes.exact_constants import ExactConstants
@@ -92,6 +93,7 @@ def build_kernel(kernel: tirx.PrimFunc, name: str, target: tvm.target.Target) ->
 
 def _device_pipeline() -> str:
     """Name of TVM's own lowering with ``ExactConstants`` at its end, registered on first use."""
+    intrinsics.register()
     name = "kokoro_tvm.metal"
     if name not in compilation_pipeline.PIPELINE_MAP:
 
