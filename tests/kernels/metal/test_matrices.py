@@ -14,7 +14,7 @@ from kokoro_tvm.kernels.metal import attention, bilstm, conv1d, style_linear
 from kokoro_tvm.kernels.packing import pack
 
 CONVOLUTIONS = {
-    "many_products": Conv1d(512, 70, 3, padding_left=1, padding_right=1),
+    "many_products": Conv1d(192, 70, 3, padding_left=1, padding_right=1),
     "one_tap": Conv1d(22, 50, 1),
     "one_channel": Conv1d(1, 1, 3, padding_left=1, padding_right=1),
     "no_bias": Conv1d(22, 50, 3, padding_left=1, padding_right=1, bias=False),

@@ -60,13 +60,13 @@ def kernel(heads: int, head_dim: int, tile: Tile) -> PrimFunc:
         tile_most = T.alloc_buffer((_QUERIES,), "float32", scope="local")
         total = T.alloc_buffer((_QUERIES,), "float32", scope="local")
         acc = T.alloc_buffer((_QUERIES * columns,), "float32", scope="local")
-        thread: T.int32 = group * SIMD + lane
+        position: T.int32 = group * SIMD + lane
         n: T.int32 = T.cast(L[b], "int32")
         q0: T.int32 = block * queries
         if q0 < n:
             for i in range(queries * padded // THREADS):
-                r: T.int32 = (i * THREADS + thread) // padded
-                c: T.int32 = (i * THREADS + thread) % padded
+                r: T.int32 = (i * THREADS + position) // padded
+                c: T.int32 = (i * THREADS + position) % padded
                 if q0 + r < n and c < head_dim:
                     Q[r * pitch + c] = X[b, q0 + r, head * head_dim + c]
                 else:
@@ -79,8 +79,8 @@ def kernel(heads: int, head_dim: int, tile: Tile) -> PrimFunc:
             for key_tile in range((n + SIMD - 1) // SIMD):
                 T.tvm_storage_sync("shared")
                 for i in range(SIMD * padded // THREADS):
-                    r: T.int32 = (i * THREADS + thread) // padded
-                    c: T.int32 = (i * THREADS + thread) % padded
+                    r: T.int32 = (i * THREADS + position) // padded
+                    c: T.int32 = (i * THREADS + position) % padded
                     if key_tile * SIMD + r < n and c < head_dim:
                         K[r * pitch + c] = X[b, key_tile * SIMD + r, embedding + head * head_dim + c]
                         V[r * pitch + c] = X[b, key_tile * SIMD + r, 2 * embedding + head * head_dim + c]

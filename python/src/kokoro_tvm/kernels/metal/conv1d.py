@@ -125,7 +125,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         right = T.alloc_buffer((across * block,), "float32", scope="metal.simdgroup")
         acc = T.alloc_buffer((down * across * block,), "float32", scope="metal.simdgroup")
         value = T.alloc_buffer((2,), "float32", scope="local")
-        thread: T.int32 = group * SIMD + lane
+        position: T.int32 = group * SIMD + lane
         # Where this SIMD group's share of the tile begins.
         top: T.int32 = group // _SPLIT * (down * _MATRIX)
         side: T.int32 = group % _SPLIT * (across * _MATRIX)
@@ -138,15 +138,15 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             for part in range(chunks):
                 T.tvm_storage_sync("shared")
                 for i in range((staged_rows * chunk + threads - 1) // threads):
-                    r: T.int32 = (i * threads + thread) // chunk
-                    c: T.int32 = part * chunk + thread % chunk
+                    r: T.int32 = (i * threads + position) // chunk
+                    c: T.int32 = part * chunk + position % chunk
                     row: T.int32 = q0 * stride + r - padding
                     if r < staged_rows:
                         value[0] = T.float32(0)
                         if row >= 0 and row < n and c < c_in:
                             value[0] = X[b, row, c]
                             activate(value, coef, alpha, b, c)
-                        S[r * pitch + thread % chunk] = value[0]
+                        S[r * pitch + position % chunk] = value[0]
                 T.tvm_storage_sync("shared")
                 for k in range(taps):
                     s_at: T.int32 = top * (stride * pitch) + k * (dilation * pitch)
@@ -187,12 +187,12 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             T.tvm_storage_sync("shared")
             n_out: T.int32 = conv.output_rows(n) - reflect
             for i in range(rows * width // threads):
-                q: T.int32 = q0 + (i * threads + thread) // width
-                c_panel: T.int32 = (i * threads + thread) % width
+                q: T.int32 = q0 + (i * threads + position) // width
+                c_panel: T.int32 = (i * threads + position) % width
                 column: T.int32 = panel % panels * width + c_panel
                 t: T.int32 = q * phases + panel // panels - crop
                 if q < m and t >= 0 and t < n_out and column < c_out:
-                    value[0] = S[i * threads + thread]
+                    value[0] = S[i * threads + position]
                     if has_bias:
                         value[0] = value[0] + bias[column]
                     if reflect == 1:

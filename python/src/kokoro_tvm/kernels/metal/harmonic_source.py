@@ -72,30 +72,30 @@ def kernel(
         bias = T.match_buffer(bias_h, (1,), "float32")
         Y = T.match_buffer(y_h, (B, F * upsample), "float32")
         frames = T.alloc_buffer((B, F, per_frame), "int64")
-        with T.launch_thread("blockIdx.x", B) as b, T.launch_thread("threadIdx.x", THREADS) as thread:
+        with T.launch_thread("blockIdx.x", B) as b, T.launch_thread("threadIdx.x", THREADS) as position:
             # Every thread adds up a stretch of F0, then starts from the sum of the stretches before its own.
             sums = T.alloc_buffer((THREADS,), "int64", scope="shared")
             total = T.alloc_buffer((1,), "int64", scope="local")
             parity = T.alloc_buffer((1,), "int64", scope="local")
             n: T.int32 = T.cast(L[b], "int32")
             stretch: T.int32 = (n + THREADS - 1) // THREADS
-            count: T.int32 = T.max(T.min(n - thread * stretch, stretch), 0)
+            count: T.int32 = T.max(T.min(n - position * stretch, stretch), 0)
             total[0] = T.int64(0)
             for i in range(count):
-                total[0] = total[0] + _fixed(f0[b, thread * stretch + i])
-            sums[thread] = total[0]
+                total[0] = total[0] + _fixed(f0[b, position * stretch + i])
+            sums[position] = total[0]
             T.tvm_storage_sync("shared")
             total[0] = T.int64(0)
-            for i in range(thread):
+            for i in range(position):
                 total[0] = total[0] + sums[i]
             for i in range(count):
-                fixed: T.int64 = _fixed(f0[b, thread * stretch + i])
+                fixed: T.int64 = _fixed(f0[b, position * stretch + i])
                 total[0] = total[0] + fixed
                 rest: T.int64 = T.floormod(T.floormod(total[0], T.int64(whole)) * T.int64(upsample), T.int64(whole))
-                frames[b, thread * stretch + i, _START] = T.floordiv(
+                frames[b, position * stretch + i, _START] = T.floordiv(
                     T.shift_left(rest, T.int64(_PHASE_BITS - _F0_BITS)), T.int64(sampling_rate)
                 )
-                frames[b, thread * stretch + i, _SLOPE] = T.floordiv(
+                frames[b, position * stretch + i, _SLOPE] = T.floordiv(
                     T.shift_left(fixed, T.int64(_PHASE_BITS - _F0_BITS)), T.int64(sampling_rate)
                 )
                 parity[0] = T.int64(0)
@@ -104,14 +104,14 @@ def kernel(
                     parity[0] = T.bitwise_or(
                         parity[0], T.shift_left(T.bitwise_and(dropped, T.int64(1)), T.cast(h, "int64"))
                     )
-                frames[b, thread * stretch + i, _PARITY] = parity[0]
+                frames[b, position * stretch + i, _PARITY] = parity[0]
         with (
             T.launch_thread("blockIdx.x", (F * upsample + THREADS - 1) // THREADS) as block,
             T.launch_thread("blockIdx.y", B) as b,
-            T.launch_thread("threadIdx.x", THREADS) as thread,
+            T.launch_thread("threadIdx.x", THREADS) as position,
         ):
             n: T.int32 = T.cast(L[b], "int32")
-            t: T.int32 = block * THREADS + thread
+            t: T.int32 = block * THREADS + position
             i: T.int32 = t // upsample
             if i < n:
                 # Half a frame: from its start to its centre, or from its centre to its end.

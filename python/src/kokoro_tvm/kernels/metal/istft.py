@@ -1,7 +1,7 @@
 """``kernels.istft`` for Metal: a thread group makes ``_ROWS`` groups of ``hop`` samples.
 
 It first turns the channels of the frames that overlap them into real and imaginary parts, and makes the windowed inverse DFT's
-matrix, both in thread-group memory; then each thread adds up samples. float32 throughout.
+table, both in thread-group memory; then each thread adds up samples. float32 throughout.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ROWS = 64
 
 
 @T.macro
-def _matrix_entry(matrix, index, scratch, n_fft):
-    """``matrix[index]`` becomes that entry of ``kernels.istft.inverse_dft_matrix``; angles are reduced in integers."""
+def _matrix_entry(table, index, scratch, n_fft):
+    """``table[index]`` becomes that entry of ``kernels.istft.inverse_dft_matrix``; angles are reduced in integers."""
     m: T.int32 = index // (n_fft + 2)
     channel: T.int32 = index % (n_fft + 2)
     k: T.int32 = channel % (n_fft // 2 + 1)
@@ -33,7 +33,7 @@ def _matrix_entry(matrix, index, scratch, n_fft):
         scratch[0] = T.float32(0)
     if channel < n_fft // 2 + 1:
         scratch[0] = -scratch[1]
-    matrix[index] = -scratch[0] * factor * scratch[2] * scratch[2]
+    table[index] = -scratch[0] * factor * scratch[2] * scratch[2]
 
 
 def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
@@ -66,19 +66,19 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, N), "float32")
         block = T.launch_thread("blockIdx.x", (N + _ROWS * hop - 1) // (_ROWS * hop))
         b = T.launch_thread("blockIdx.y", B)
-        thread = T.launch_thread("threadIdx.x", THREADS)
+        position = T.launch_thread("threadIdx.x", THREADS)
         # Real and imaginary parts of a frame side by side, zero where there is none.
         S = T.alloc_buffer((staged * channels,), "float32", scope="shared")
-        matrix = T.alloc_buffer((n_fft * channels,), "float32", scope="shared")
+        table = T.alloc_buffer((n_fft * channels,), "float32", scope="shared")
         value = T.alloc_buffer((3,), "float32", scope="local")
         n: T.int32 = T.cast(L[b], "int32")
         rows: T.int32 = T.max(n - 1, 0)
         for i in range((n_fft * channels + THREADS - 1) // THREADS):
-            if i * THREADS + thread < n_fft * channels:
-                _matrix_entry(matrix, i * THREADS + thread, value, n_fft)
+            if i * THREADS + position < n_fft * channels:
+                _matrix_entry(table, i * THREADS + position, value, n_fft)
         for i in range((staged * bins + THREADS - 1) // THREADS):
-            r: T.int32 = (i * THREADS + thread) // bins
-            k: T.int32 = (i * THREADS + thread) % bins
+            r: T.int32 = (i * THREADS + position) // bins
+            k: T.int32 = (i * THREADS + position) % bins
             frame: T.int32 = block * _ROWS + r - lead
             if r < staged:
                 value[0] = T.float32(0)
@@ -92,8 +92,8 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
                 S[r * channels + bins + k] = value[0] * value[1]
         T.tvm_storage_sync("shared")
         for i in range((_ROWS * hop + THREADS - 1) // THREADS):
-            r: T.int32 = (i * THREADS + thread) // hop
-            p: T.int32 = (i * THREADS + thread) % hop
+            r: T.int32 = (i * THREADS + position) // hop
+            p: T.int32 = (i * THREADS + position) % hop
             t: T.int32 = (block * _ROWS + r) * hop + p
             if r < _ROWS and t < N:
                 value[0] = T.float32(0)
@@ -106,11 +106,11 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
                             value[2] = T.float32(0)
                             for k in range(channels):
                                 value[2] = T.fma(
-                                    S[(r + overlap - 1 - j) * channels + k], matrix[(p + j * hop) * channels + k], value[2]
+                                    S[(r + overlap - 1 - j) * channels + k], table[(p + j * hop) * channels + k], value[2]
                                 )
                             value[0] = value[0] + value[2]
-                            # The window itself is the matrix' first column.
-                            value[2] = matrix[(p + j * hop) * channels] * T.float32(n_fft)
+                            # The window itself is the table' first column.
+                            value[2] = table[(p + j * hop) * channels] * T.float32(n_fft)
                             value[1] = T.fma(value[2], value[2], value[1])
                     value[0] = value[0] / value[1]
                 Y[b, t] = value[0]

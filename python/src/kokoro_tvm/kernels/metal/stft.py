@@ -66,14 +66,14 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, F, 2 * bins), "float32")
         block = T.launch_thread("blockIdx.x", (F + THREADS - 1) // THREADS)
         b = T.launch_thread("blockIdx.y", B)
-        thread = T.launch_thread("threadIdx.x", THREADS)
+        position = T.launch_thread("threadIdx.x", THREADS)
         sample = T.alloc_buffer((n_fft,), "float32", scope="local")
         whole = T.alloc_buffer((n_fft,), "int64", scope="local")
         folded = T.alloc_buffer((2, centre), "int64", scope="local")
         spectrum = T.alloc_buffer((2, bins), "float32", scope="local")
         peak = T.alloc_buffer((1,), "float32", scope="local")
         n: T.int32 = T.cast(L[b], "int32")
-        frame: T.int32 = block * THREADS + thread
+        frame: T.int32 = block * THREADS + position
         if n > centre and frame < n // hop + 1:
             peak[0] = T.float32(0)
             for m in T.unroll(n_fft):

@@ -27,8 +27,8 @@ def kernel(c_in: int, c_out: int, tile: Tile) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, c_out), "float32")
         block = T.launch_thread("blockIdx.x", (c_out + THREADS - 1) // THREADS)
         b = T.launch_thread("blockIdx.y", B)
-        thread = T.launch_thread("threadIdx.x", THREADS)
-        o: T.int32 = block * THREADS + thread
+        position = T.launch_thread("threadIdx.x", THREADS)
+        o: T.int32 = block * THREADS + position
         total = T.alloc_buffer((1,), "float32", scope="local")
         if o < c_out:
             total[0] = bias[o]

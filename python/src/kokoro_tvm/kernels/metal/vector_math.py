@@ -51,7 +51,7 @@ def sin_half_turn(out, i, x):
 
 @T.macro
 def sin_cos_turns(sine, i, cosine, j, x):
-    """sin(2πx) and cos(2πx) for ``abs(x) <= 1/2``, by the double angle: absolute errors below 6e-7."""
+    """sin(2πx) and cos(2πx) for ``abs(x) <= 1/2``, by the double angle: absolute errors below 8e-7, four times those of half the angle."""
     r: T.float32 = x
     z: T.float32 = r * r
     s: T.float32 = r * _horner(_SIN, z)
@@ -62,7 +62,7 @@ def sin_cos_turns(sine, i, cosine, j, x):
 
 @T.macro
 def turns(out, i, x):
-    """``x`` radians in turns without whole ones, in [-1/2, 1/2]: absolute error below 5e-8 for ``abs(x) < 1e4``."""
+    """``x`` radians in turns without whole ones, in [-1/2, 1/2]: absolute error below 8e-8 for ``abs(x) < 1e4``, two roundings."""
     v: T.float32 = x
     n: T.float32 = T.nearbyint(v * T.float32(1 / (2 * math.pi)))
     out[i] = T.fma(n, T.float32(-_TURN_LO), T.fma(n, T.float32(-_TURN_HI), v)) * T.float32(1 / (2 * math.pi))
