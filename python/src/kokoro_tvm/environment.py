@@ -6,6 +6,7 @@ What it is: a leaf. What it is not: a settings file; options are arguments.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def cpu_count() -> int:
@@ -31,3 +32,13 @@ def thread_limit() -> int:
 def debug_traceback() -> bool:
     """``KOKORO_TVM_DEBUG=1``: command lines show a traceback instead of one line."""
     return os.environ.get("KOKORO_TVM_DEBUG", "") not in ("", "0")
+
+
+def cache_directory() -> Path:
+    """Where downloads that can be repeated may be kept: ``XDG_CACHE_HOME``, ``~/.cache`` without it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kokoro-tvm"
+
+
+def with_variables(**variables: str) -> dict[str, str]:
+    """The environment of a child process: this one's and ``variables``."""
+    return dict(os.environ) | variables

@@ -1,4 +1,4 @@
-"""``kernels.adain`` for Metal: statistics of chunks of ``CHUNK`` rows, then their combination, as two GPU kernels in one function.
+"""``kernels.adain`` for Metal: statistics of chunks of ``CHUNK`` rows, then their combination: two GPU kernels, one function.
 
 The first kernel takes mean and squared deviations of a chunk in two passes over it; the second one combines them per channel,
 relative to the first chunk's mean: the differences are small, so float32 keeps the digits that float64 keeps on the CPU.

@@ -42,14 +42,14 @@ def shuffle_xor(value: Expr, mask: Expr) -> Expr:
 
 
 @T.macro
-def simd_sum(buffer, index):
+def simd_sum(buffer, index) -> None:
     """``buffer[index]`` becomes its sum over the SIMD group, in all threads the same: a butterfly."""
     for i in T.unroll(5):
         buffer[index] = buffer[index] + shuffle_xor(buffer[index], T.shift_right(SIMD // 2, i))
 
 
 @T.macro
-def simd_max(buffer, index):
+def simd_max(buffer, index) -> None:
     """``buffer[index]`` becomes its maximum over the SIMD group."""
     for i in T.unroll(5):
         buffer[index] = T.max(buffer[index], shuffle_xor(buffer[index], T.shift_right(SIMD // 2, i)))

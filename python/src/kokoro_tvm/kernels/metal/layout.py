@@ -1,5 +1,6 @@
-"""``kernels.layout`` for Metal: transposition and masking, through tiles in thread-group memory where both sides have to be whole
-lines. Every value is a copy.
+"""``kernels.layout`` for Metal: transposition and masking.
+
+A transposition goes through tiles in thread-group memory, so that both sides move whole lines. Every value is a copy.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _HALF_PI_HI, _HALF_PI_LO = 1.5707963705062866, -4.371139000186241e-08
 
 
 @T.macro
-def sin_squared(out, i, x):
+def sin_squared(out, i, x) -> None:
     """sin²(x): absolute error below 3e-7 for ``abs(x) < 1e5``."""
     v: T.float32 = x
     n: T.float32 = T.nearbyint(v * T.float32(1 / math.pi))
@@ -42,7 +42,7 @@ def sin_squared(out, i, x):
 
 
 @T.macro
-def sin_half_turn(out, i, x):
+def sin_half_turn(out, i, x) -> None:
     """sin(πx) for ``abs(x) <= 1/2``: absolute error below 2e-7."""
     r: T.float32 = x
     z: T.float32 = r * r
@@ -50,8 +50,8 @@ def sin_half_turn(out, i, x):
 
 
 @T.macro
-def sin_cos_turns(sine, i, cosine, j, x):
-    """sin(2πx) and cos(2πx) for ``abs(x) <= 1/2``, by the double angle: absolute errors below 8e-7, four times those of half the angle."""
+def sin_cos_turns(sine, i, cosine, j, x) -> None:
+    """sin(2πx) and cos(2πx) for ``abs(x) <= 1/2``, by the double angle: absolute errors below 8e-7."""
     r: T.float32 = x
     z: T.float32 = r * r
     s: T.float32 = r * _horner(_SIN, z)
@@ -61,15 +61,15 @@ def sin_cos_turns(sine, i, cosine, j, x):
 
 
 @T.macro
-def turns(out, i, x):
-    """``x`` radians in turns without whole ones, in [-1/2, 1/2]: absolute error below 8e-8 for ``abs(x) < 1e4``, two roundings."""
+def turns(out, i, x) -> None:
+    """``x`` radians in turns without whole ones, in [-1/2, 1/2]: absolute error below 8e-8 for ``abs(x) < 1e4``."""
     v: T.float32 = x
     n: T.float32 = T.nearbyint(v * T.float32(1 / (2 * math.pi)))
     out[i] = T.fma(n, T.float32(-_TURN_LO), T.fma(n, T.float32(-_TURN_HI), v)) * T.float32(1 / (2 * math.pi))
 
 
 @T.macro
-def exp(out, i, x):
+def exp(out, i, x) -> None:
     """exp(x), 2 ulp; saturates at exp(±87) instead of overflowing."""
     v: T.float32 = T.min(T.max(x, T.float32(-87)), T.float32(87))
     n: T.float32 = T.nearbyint(v * T.float32(1 / math.log(2)))
@@ -79,14 +79,14 @@ def exp(out, i, x):
 
 
 @T.macro
-def sigmoid(out, i, x):
+def sigmoid(out, i, x) -> None:
     """1 / (1 + exp(-x)), 3 ulp."""
     exp(out, i, -(x))
     out[i] = T.float32(1) / (T.float32(1) + out[i])
 
 
 @T.macro
-def tanh(out, i, x):
+def tanh(out, i, x) -> None:
     """tanh(x): relative error below 5e-7, through ``expm1(2x)`` so that small arguments keep their digits."""
     v: T.float32 = T.min(T.max(T.float32(2) * x, T.float32(-30)), T.float32(30))
     n: T.float32 = T.nearbyint(v * T.float32(1 / math.log(2)))
@@ -97,7 +97,7 @@ def tanh(out, i, x):
 
 
 @T.macro
-def gelu(out, i, x):
+def gelu(out, i, x) -> None:
     """GELU with the tanh approximation of ALBERT's ``gelu_new``: error below 3e-7 of ``max(1, abs(x))``."""
     u: T.float32 = x
     sigmoid(out, i, T.float32(2 * math.sqrt(2 / math.pi)) * T.fma(u * u * u, T.float32(0.044715), u))
@@ -105,7 +105,7 @@ def gelu(out, i, x):
 
 
 @T.macro
-def atan2(out, i, y, x):
+def atan2(out, i, y, x) -> None:
     """The angle of ``x + iy`` in [-π, π]: absolute error below 4e-7, relative below 3e-7.
 
     A zero has no sign here: the angle of ``x < 0, y = 0`` is π, that of two zeros 0.
