@@ -71,7 +71,7 @@ def _extract(wheels: Sequence[Path], folder: Path) -> None:
                 # The wheel also has debug symbols, in files of the same name.
                 if name in RUNTIME and Path(entry).parent.name == "lib":
                     (folder / name).write_bytes(archive.read(entry))
-                elif ".dist-info/" in entry and name.upper().startswith(("LICENSE", "NOTICE")):
+                elif ".dist-info/" in entry and not entry.endswith("/") and name.upper().startswith(("LICENSE", "NOTICE")):
                     (folder / f"{name}.{wheel.name.partition('-')[0]}").write_bytes(archive.read(entry))
     missing = [name for name in RUNTIME if not (folder / name).is_file()]
     if missing:

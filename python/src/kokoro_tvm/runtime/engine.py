@@ -22,20 +22,16 @@ import tvm_ffi
 
 from kokoro_tvm import environment
 from kokoro_tvm.artifact import (
-    ALIGNMENT,
     FileRecord,
     Manifest,
-    aligned_empty,
     check_files,
     read_manifest,
     read_weights,
 )
 from kokoro_tvm.errors import ArtifactError, CapacityError, InputError, ToolchainError
 from kokoro_tvm.runtime import cpu
+from kokoro_tvm.runtime.device import Cpu, Device, Metal
 from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
-
-_CPU, _POOLED = 1, 2
-"""DLPack's device type, and the virtual machine's allocator that keeps freed blocks."""
 
 
 @lru_cache(maxsize=1)
@@ -103,7 +99,8 @@ class Engine:
             raise ArtifactError(f"{self.directory} lacks {', '.join(absent)} (it has: {have}); compile them into it")
         if verify:
             check_files(self.directory, _records(self.manifest, names))
-        load_tvm_runtime()
+        libraries = load_tvm_runtime().parent
+        self._device: Device = Metal(libraries) if self.manifest.target.name.startswith("metal-") else Cpu()
         if self.manifest.extern is not None:
             _load_extern(self.directory / self.manifest.extern.name)
         self._executables = {n: self._load(n) for n in names}
@@ -121,7 +118,7 @@ class Engine:
     def _map_weights(self, name: str) -> list[tvm_ffi.Tensor]:
         record = self.manifest.components[name]
         arrays = read_weights(self.directory / record.weights.name, record.parameters)
-        return [tvm_ffi.from_dlpack(a) for a in arrays]
+        return [self._device.put(a) for a in arrays]
 
     def _function(self, name: str) -> tvm_ffi.Function:
         worker = self._worker
@@ -132,7 +129,7 @@ class Engine:
             if name not in self._executables:
                 raise ArtifactError(f"component {name!r} was not loaded")
             machine = self._executables[name].get_function("vm_load_executable")()
-            machine.get_function("vm_initialization")(_CPU, 0, _POOLED)
+            machine.get_function("vm_initialization")(*self._device.machine)
             worker.machines.append(machine)
             worker.functions[name] = machine.get_function(name)
         return worker.functions[name]
@@ -154,9 +151,9 @@ class Engine:
         """
         component = COMPONENTS[name]
         arrays = self._checked(component, inputs)
-        result = self._function(name)(*(tvm_ffi.from_dlpack(_aligned(a)) for a in arrays), *self._weights[name])
+        result = self._function(name)(*map(self._device.put, arrays), *self._weights[name])
         tensors = [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
-        outputs = tuple(np.from_dlpack(t).copy() for t in tensors)
+        outputs = tuple(map(self._device.get, tensors))
         # Freed buffers stay in the machine's pool, one set for every length that ever was: memory would follow the history
         # of calls. Giving them back costs nothing measurable (NOTES/005).
         del result, tensors
@@ -247,13 +244,3 @@ def _mismatch(spec: TensorSpec, array: np.ndarray, extents: dict[str, int]) -> l
     if tuple(array.shape) != expected or 0 in array.shape:
         return [f"{spec.name} must have shape {list(spec.shape)} with {extents}, got {list(array.shape)}"]
     return []
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """``array``, or a copy if compiled code could not read it as it lies."""
-    fits = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
-    if fits:
-        return array
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
