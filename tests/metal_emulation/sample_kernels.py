@@ -130,11 +130,13 @@ def scan(threads: int = 64) -> PrimFunc:
     return kernel
 
 
-def matmul(m: int, k: int, n: int) -> PrimFunc:
+def matmul(m: int, k: int, n: int, dtype: str = "float32") -> PrimFunc:
     """c = a b by 8x8 SIMD-group matrices: a SIMD-group has a tile of 16x16, a threadgroup four of them side by side."""
 
+    zero = T.cast(0, dtype)
+
     @T.prim_func(s_tir=True)
-    def kernel(A: T.Buffer((m, k), "float32"), B: T.Buffer((k, n), "float32"), C: T.Buffer((m, n), "float32")):
+    def kernel(A: T.Buffer((m, k), dtype), B: T.Buffer((k, n), dtype), C: T.Buffer((m, n), dtype)):
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
         for block in T.thread_binding(m // 16, thread="blockIdx.x"):
             for panel in T.thread_binding(n // 64, thread="blockIdx.y"):
@@ -143,13 +145,13 @@ def matmul(m: int, k: int, n: int) -> PrimFunc:
                         with T.sblock("matmul"):
                             T.reads(A[0:m, 0:k], B[0:k, 0:n])
                             T.writes(C[0:m, 0:n])
-                            a = T.sblock_alloc_buffer((2 * 64,), "float32", scope="metal.simdgroup")
-                            b = T.sblock_alloc_buffer((2 * 64,), "float32", scope="metal.simdgroup")
-                            c = T.sblock_alloc_buffer((4 * 64,), "float32", scope="metal.simdgroup")
+                            a = T.sblock_alloc_buffer((2 * 64,), dtype, scope="metal.simdgroup")
+                            b = T.sblock_alloc_buffer((2 * 64,), dtype, scope="metal.simdgroup")
+                            c = T.sblock_alloc_buffer((4 * 64,), dtype, scope="metal.simdgroup")
                             row: T.let = block * 16
                             column: T.let = panel * 64 + tile * 16
                             for i in T.unroll(4):
-                                T.evaluate(T.metal.make_filled_simdgroup_matrix(c.data, i, T.float32(0), 8, 8))
+                                T.evaluate(T.metal.make_filled_simdgroup_matrix(c.data, i, zero, 8, 8))
                             for inner in range(k // 8):
                                 for i in T.unroll(2):
                                     T.evaluate(
@@ -222,8 +224,33 @@ def elementwise(expression, dtype: str = "float32") -> PrimFunc:
     return kernel
 
 
+def vectors(expression, lanes: int = 4) -> PrimFunc:
+    """y = expression(x), a vector per thread; x and y are [n, lanes]."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.handle, y: T.handle):
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+        n = T.int32()
+        X = T.match_buffer(x, (n, lanes), "float32")
+        Y = T.match_buffer(y, (n, lanes), "float32")
+        for block in T.thread_binding((n + 31) // 32, thread="blockIdx.x"):
+            for thread in T.thread_binding(32, thread="threadIdx.x"):
+                if block * 32 + thread < n:
+                    for lane in T.vectorized(lanes):
+                        Y[block * 32 + thread, lane] = expression(X[block * 32 + thread, lane])
+
+    return kernel
+
+
 def run(emulator, kernel: PrimFunc, inputs: list[np.ndarray], output: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Builds the kernel, calls it with the inputs and an output that nobody has written, and returns the output."""
-    result = emulator.empty(output, dtype)
-    build(kernel)["main"](*(emulator.tensor(x) for x in inputs), result)
-    return result.numpy()
+    return next(run_in_orders(emulator, kernel, inputs, output, dtype, [emulator.order]))
+
+
+def run_in_orders(emulator, kernel, inputs, output, dtype="float32", orders=("forward", "reverse", "random")):
+    """Builds the kernel and yields its output for each order."""
+    module = build(kernel)
+    for emulator.order in orders:
+        result = emulator.empty(output, dtype)
+        module["main"](*(emulator.tensor(x) for x in inputs), result)
+        yield result.numpy()

@@ -1,10 +1,15 @@
-"""Limits that a module's kernels keep, read from its sources alone, without running them."""
+"""Limits that a module's kernels keep, read from what is stored of them, without running them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import tvm_ffi
+
+from metal_emulator import serialised
+from metal_emulator.serialised import Signature
 
 MAX_BUFFERS = 31
 MAX_KERNEL_BYTES = 64 * 1024
@@ -17,52 +22,50 @@ _THREADGROUP_ARRAY = re.compile(r"^\s*threadgroup\s+([a-z]+)([234]?)\s+\w+\[(\d+
 
 @dataclass(frozen=True)
 class KernelText:
-    """A kernel's source and what it says about the kernel.
+    """A kernel as it is stored in a module.
 
     Attributes:
         name: Of the kernel.
         msl: The source.
-        buffers: Entries of the argument table, the one of the scalars included.
-        threadgroup_bytes: Memory that the threads of a group share, without padding.
+        signature: Its arguments.
     """
 
     name: str
     msl: str
-    buffers: int
-    threadgroup_bytes: int
+    signature: Signature
+
+    @property
+    def buffers(self) -> int:
+        """Entries of the argument table: the buffers, and one for all scalars."""
+        return self.signature.buffers + bool(self.signature.scalars)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Memory that the threads of a group share, without padding."""
+        return sum(
+            _SIZES[kind] * (4 if lanes == "3" else int(lanes or 1)) * int(count)
+            for kind, lanes, count in _THREADGROUP_ARRAY.findall(self.msl)
+        )
 
 
 def kernel_texts(module: object) -> list[KernelText]:
-    """The kernels of a module as built: an executable, a runtime module, or anything with modules imported into it.
+    """The kernels of a module as built, before it is exported or after, without any edits of the emulator.
+
+    Args:
+        module: An executable or a runtime module.
 
     Raises:
         ValueError: There is no Metal module in it.
     """
-    found: dict[str, KernelText] = {}
-    for metal in _metal_modules(getattr(module, "mod", module)):
-        for part in re.split(r"(?=^#include <metal_stdlib>)", metal.inspect_source(), flags=re.MULTILINE):
-            part = re.sub(r"^// Function: .*\n+\Z", "", part, flags=re.MULTILINE).strip() + "\n"
-            match = re.search(r"\bkernel void (\w+)\s*\(", part)
-            if match:
-                found[match[1]] = _text(match[1], part)
-    if not found:
+    pack = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")
+    blob = pack(getattr(module, "mod", module)).numpy().tobytes()
+    kernels = []
+    for data in serialised.metal_modules(blob):
+        signatures, sources = serialised.load(data)
+        kernels += [KernelText(name, msl, signatures[name]) for name, msl in sources.items()]
+    if not kernels:
         raise ValueError("no Metal kernels in this module")
-    return list(found.values())
-
-
-def _metal_modules(module: object) -> Iterable[object]:
-    if getattr(module, "kind", "") == "metal":
-        yield module
-    for imported in getattr(module, "imports", ()):
-        yield from _metal_modules(imported)
-
-
-def _text(name: str, msl: str) -> KernelText:
-    shared = sum(
-        _SIZES[kind] * (4 if lanes == "3" else int(lanes or 1)) * int(count)
-        for kind, lanes, count in _THREADGROUP_ARRAY.findall(msl)
-    )
-    return KernelText(name, msl, len(re.findall(r"\[\[\s*buffer\(\d+\)\s*\]\]", msl)), shared)
+    return kernels
 
 
 def check_kernels(kernels: Iterable[KernelText], *, max_total_bytes: int | None = None) -> list[str]:

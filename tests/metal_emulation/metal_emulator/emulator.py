@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -85,53 +85,70 @@ extern "C" void metal_emulator_run_thread(const ulong* buffers, ulong scalars, c
 """
 
 
-@dataclass
 class MetalEmulator:
     """A Metal device in this process. Modules are compiled when TVM builds or loads them inside the ``with`` block.
 
-    Kernels run only inside the block of the emulator that compiled them; ``order`` and ``seed`` may be set anew in between.
+    Kernels run only inside the block of the emulator that compiled them.
 
     Attributes:
-        order: Of threads and threadgroups: ``"forward"``, ``"reverse"`` or ``"random"``.
-        seed: Of the random order.
-        race: Watch every load and store: data races, reads of unwritten memory, exact bounds. Five to ten times slower.
-        fast_math: Math functions at the worst that Metal's fast math allows; subnormal numbers are zero.
         edit: Changes kernels before they are compiled; see ``edits``.
         kernels: Kernels compiled so far, by name.
-
-    Raises:
-        ValueError: ``order`` is none of the three.
-        RuntimeError: Entered while another one is active, or where clang is missing.
     """
 
-    order: str = "forward"
-    seed: int = 0
-    race: bool = False
-    fast_math: bool = False
-    edit: Edit | None = None
-    kernels: dict[str, KernelRecord] = field(default_factory=dict, init=False)
+    def __init__(
+        self, order: str = "forward", *, seed: int = 0, race: bool = False, fast_math: bool = False, edit: Edit | None = None
+    ) -> None:
+        """Prepares a device; it is there from ``with`` on.
 
-    def __post_init__(self) -> None:
+        Args:
+            order: Of threads and threadgroups: ``"forward"``, ``"reverse"`` or ``"random"``.
+            seed: Of the random order.
+            race: Watch every load and store: data races, reads of unwritten memory, exact bounds. Several times slower.
+            fast_math: Math functions at the worst that Metal's fast math allows; subnormal numbers are zero.
+            edit: Changes kernels before they are compiled.
+
+        Raises:
+            ValueError: ``order`` is none of the three.
+        """
+        self.edit = edit
+        self.kernels: dict[str, KernelRecord] = {}
+        self._race, self._fast_math = race, fast_math
         self._active = False
-        self._check_order(self.order)
+        self.order, self.seed = order, seed
 
-    @staticmethod
-    def _check_order(order: str) -> None:
+    @property
+    def order(self) -> str:
+        """Of threads and threadgroups; may be set between launches."""
+        return self._order
+
+    @order.setter
+    def order(self, order: str) -> None:
         if order not in ORDERS:
             raise ValueError(f"order is {order!r}, expected one of {', '.join(ORDERS)}")
+        self._order = order
+        self._configure()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "order":
-            self._check_order(value)
-        super().__setattr__(name, value)
-        if name in ("order", "seed") and getattr(self, "_active", False):
-            self._configure()
+    @property
+    def seed(self) -> int:
+        """Of the random order; may be set between launches."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+        self._configure()
 
     def _configure(self) -> None:
-        configure, _ = _native()
-        configure(self._active, ORDERS.index(self.order), self.seed, self.fast_math)
+        if self._active:
+            configure, _ = _native()
+            configure(True, ORDERS.index(self.order), self.seed, self._fast_math)
 
     def __enter__(self) -> MetalEmulator:
+        """Makes the device TVM's.
+
+        Raises:
+            RuntimeError: Another one is active, clang is missing, or this is no x86-64 Linux.
+        """
         if tvm_ffi.get_global_func(_CREATE, allow_missing=True) is not None:
             raise RuntimeError("another Metal device is active")
         _native()
@@ -144,7 +161,8 @@ class MetalEmulator:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._active = False
-        self._configure()
+        configure, _ = _native()
+        configure(False, 0, 0, False)
         for name in (_CREATE, _LOAD, _RECORD):
             tvm_ffi.registry.remove_global_func(name)
 
@@ -186,7 +204,9 @@ class MetalEmulator:
         edited = {name: self.edit(name, msl) if self.edit else msl for name, msl in sources.items()}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = dict(zip(edited, pool.map(lambda n: self._compile(n, edited[n], signatures[n]), edited), strict=True))
-        self.kernels |= {name: KernelRecord(msl, signatures[name]) for name, msl in edited.items()}
+        for name, msl in edited.items():
+            if name not in self.kernels or self.kernels[name].msl != msl:
+                self.kernels[name] = KernelRecord(msl, signatures[name])
         _, create_module = _native()
         entries = [
             [
@@ -195,7 +215,7 @@ class MetalEmulator:
                 list(signatures[name].argument_types),
                 list(signatures[name].launch_tags),
                 bool(_SYNCHRONISES.search(msl)),
-                self.race,
+                self._race,
                 next((size for size, pattern in _GRANULES if re.search(pattern, msl)), 4),
             ]
             for name, msl in edited.items()
@@ -204,7 +224,7 @@ class MetalEmulator:
 
     def _compile(self, name: str, msl: str, signature: Signature) -> Path:
         entry = _entry(name, signature)
-        return toolchain.compile_kernel(name, msl, entry, watch=self.race, fast_math=self.fast_math)
+        return toolchain.compile_kernel(name, msl, entry, watch=self._race, fast_math=self._fast_math)
 
 
 def _signature(info: Any) -> Signature:

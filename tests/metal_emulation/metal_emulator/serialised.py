@@ -76,7 +76,8 @@ def load(data: bytes) -> tuple[dict[str, Signature], dict[str, str]]:
                 code, bits, _lanes = reader.number("BBH")
                 types.append(_TYPE_NAMES[code] + ("" if code == 3 else str(bits)))
             tags = tuple(reader.text().decode() for _ in range(reader.count()))
-            reader.number(f"{reader.count()}i")
+            if any(reader.number(f"{reader.count()}i")):
+                raise ValueError(f"kernel {name} has arguments that only CUDA has")
             signatures[name] = Signature(tuple(types), tags)
         sources = {reader.text().decode(): reader.text().decode() for _ in range(reader.count())}
     except (struct.error, UnicodeDecodeError, KeyError) as error:
@@ -84,6 +85,31 @@ def load(data: bytes) -> tuple[dict[str, Signature], dict[str, str]]:
     if reader.at != len(data):
         raise ValueError(f"{len(data) - reader.at} bytes behind a Metal module")
     return signatures, sources
+
+
+def metal_modules(blob: bytes) -> list[bytes]:
+    """The Metal modules among those that TVM packs into a library (its symbol ``__tvm_ffi__library_bin``).
+
+    Raises:
+        ValueError: This is no such blob.
+    """
+    reader = _Reader(blob)
+    found = []
+    try:
+        if reader.count() != len(blob) - 8:
+            raise ValueError(f"{len(blob)} bytes, not as many as they say")
+        for _ in range(2):  # who imports whom
+            reader.number(f"{reader.count()}Q")
+        while reader.at < len(blob):
+            kind = reader.text()
+            if kind == b"_lib":  # the library itself, which has no bytes here
+                continue
+            data = reader.text()
+            if kind == b"metal":
+                found.append(data)
+    except struct.error as error:
+        raise ValueError(f"no bytes of packed modules: {error}") from None
+    return found
 
 
 def save(signatures: Mapping[str, Signature], sources: Mapping[str, str]) -> bytes:
@@ -104,6 +130,7 @@ def save(signatures: Mapping[str, Signature], sources: Mapping[str, str]) -> byt
         for argument in signature.argument_types:
             kind = argument.rstrip("0123456789")
             parts.append(struct.pack("<BBH", codes[kind], int(argument[len(kind) :] or 64), 1))
-        parts += [texts(signature.launch_tags), struct.pack("<Q", 0)]
+        parts.append(texts(signature.launch_tags))
+        parts.append(struct.pack("<Q", len(signature.argument_types)) + bytes(4 * len(signature.argument_types)))
     parts += [struct.pack("<Q", len(sources)), *(text(name) + text(source) for name, source in sources.items())]
     return b"".join(parts)

@@ -29,7 +29,8 @@ _SITE = Path(tvm_ffi.__file__).parents[1]
 
 _SOURCES = ("device_memory.cc", "memory_checker.cc", "scheduler.cc", "device_api.cc")
 _NATIVE_FLAGS = (
-    "--driver-mode=g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
+    "--driver-mode=g++", "-std=c++17", "-O2", "-mf16c", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden",
+    "-Wall", "-Wextra", "-Werror",
     "-isystem", f"{_SITE}/tvm_ffi/include", "-isystem", f"{_SITE}/tvm/include",
     f"-L{_SITE}/tvm_ffi/lib", "-ltvm_ffi", f"-L{_SITE}/tvm/lib", "-ltvm_runtime",
 )  # fmt: skip
@@ -56,9 +57,13 @@ _THREADGROUP_BOUNDS = """
 """
 
 
+_VECTOR_CAST = re.compile(r"\((?:u?(?:char|short|int|long)|half|float)[234]\)")
+"""``(int4)v`` is not ``int4(v)``: clang's vectors keep their bits. What Apple's compiler does is not documented."""
+
+
 @tvm_ffi.error.register_error
 class CompileError(RuntimeError):
-    """clang refuses a kernel: a name that is not Metal's, a wrong address space, a mistake in the language."""
+    """A kernel is refused: a name that is not Metal's, a wrong address space, a mistake in the language, a cast of a vector."""
 
 
 @functools.cache
@@ -125,6 +130,10 @@ def compile_kernel(name: str, msl: str, entry: str, *, watch: bool, fast_math: b
     Raises:
         CompileError: With clang's messages; line numbers are those of ``msl``.
     """
+    cast = _VECTOR_CAST.search(msl)
+    if cast:
+        place = f"{name}:{msl.count(chr(10), 0, cast.start()) + 1}"
+        raise CompileError(f"kernel {name} does not compile:\n{place}: casts to a vector, {cast[0]}; cast its lanes instead")
     front = [*_FRONT_FLAGS, *(["-DMETAL_FAST_MATH"] if fast_math else [])]
     back = [*_BACK_FLAGS, *(_WATCH_FLAGS if watch else [])]
     target = CACHE / "kernels" / f"{name[:60]}-{_digest(msl, entry, _header(), CLANG, *front, *back)}.so"

@@ -78,6 +78,7 @@ class DeviceMemoryAPI final : public tvm::runtime::DeviceAPI {
     if (target == nullptr) return;
     if (source == nullptr) return target->MarkWritten(to_offset, size);
     std::memcpy(target->written.begin() + to_offset, source->written.begin() + from_offset, size);
+    target->all_written = target->all_written && source->all_written;
   }
 
  private:

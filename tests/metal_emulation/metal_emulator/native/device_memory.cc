@@ -14,6 +14,8 @@ namespace metal_emulator {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kGuard =
+    size_t{64} << 20;              // at each end: costs addresses, no memory; a wrong index rarely jumps over it
 constexpr size_t kAlignment = 16;  // Metal's, and that of its widest vector
 
 size_t RoundUp(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
@@ -53,18 +55,23 @@ void LazyPages::Clear() {
 
 void Buffer::MarkWritten(size_t offset, size_t bytes) { std::memset(written.begin() + offset, 1, bytes); }
 
+void Buffer::MarkAllWritten() {
+  if (!all_written) MarkWritten(0, size);
+  all_written = true;
+}
+
 Buffer* Allocate(size_t size) {
   auto buffer = std::make_unique<Buffer>();
   const size_t body = RoundUp(std::max<size_t>(size, 1), kAlignment);
   const size_t pages = RoundUp(body, kPage);
   buffer->size = size;
   buffer->written = LazyPages(body);
-  buffer->mapping_size = pages + 2 * kPage;
+  buffer->mapping_size = pages + 2 * kGuard;
   buffer->mapping = Map(buffer->mapping_size);
-  buffer->begin = buffer->mapping + kPage + pages - body;
-  std::memset(buffer->mapping + kPage, 0xFF, pages);
-  mprotect(buffer->mapping, kPage, PROT_NONE);
-  mprotect(buffer->mapping + kPage + pages, kPage, PROT_NONE);
+  buffer->begin = buffer->mapping + kGuard + pages - body;
+  mprotect(buffer->mapping, kGuard, PROT_NONE);
+  mprotect(buffer->mapping + kGuard + pages, kGuard, PROT_NONE);
+  std::memset(buffer->mapping + kGuard, 0xFF, pages);
   Buffer* result = buffer.get();
   Buffers()[reinterpret_cast<uintptr_t>(result->begin)] = std::move(buffer);
   return result;

@@ -2,7 +2,7 @@
  * \file device_memory.h
  * \brief Buffers of the emulated GPU, in host memory.
  *
- * A buffer starts and ends with inaccessible pages: it lies at the end of its mapping, but for what Metal's alignment
+ * A buffer lies between inaccessible pages: it lies at the end of its mapping, but for what Metal's alignment
  * of 16 bytes leaves, so that a kernel that runs past its end stops there. It is filled with bytes 0xFF, which is NaN
  * as float and half and an index far outside as an integer. The bytes that have been written are marked, for the check
  * of reads.
@@ -36,14 +36,16 @@ class LazyPages {
 struct Buffer {
   char* begin = nullptr;    //!< what kernels get
   size_t size = 0;          //!< in bytes, as asked for
-  char* mapping = nullptr;  //!< guard page, slack, contents, guard page
+  char* mapping = nullptr;  //!< guard pages, slack, contents, guard pages
   size_t mapping_size = 0;
-  LazyPages written;   //!< one byte for each of the contents: 1 if it has been written
-  LazyPages accesses;  //!< the memory checker's record of the running launch
+  LazyPages written;         //!< one byte for each of the contents: 1 if it has been written
+  bool all_written = false;  //!< `written` is all 1
+  LazyPages accesses;        //!< the memory checker's record of the running launch
 
   bool Contains(uintptr_t address) const { return address - reinterpret_cast<uintptr_t>(begin) < size; }
   bool Surrounds(uintptr_t address) const { return address - reinterpret_cast<uintptr_t>(mapping) < mapping_size; }
   void MarkWritten(size_t offset, size_t bytes);
+  void MarkAllWritten();
 };
 
 /*! \brief A new buffer of so many bytes. Throws std::bad_alloc. */

@@ -54,7 +54,7 @@ constexpr uint32_t kOrdersDevice = 1;  // mem_flags of metal_stdlib
 constexpr uint32_t kOrdersThreadgroup = 2;
 
 /*! \brief What a fiber waits for. */
-enum class Wait { kNothing, kThreadgroupBarrier, kSimdgroupBarrier, kShuffle, kGather, kMatrix, kEnd };
+enum class Wait { kNothing, kThreadgroupBarrier, kSimdgroupBarrier, kShuffle, kGather, kMultiply, kMatrix, kEnd };
 
 const char* Name(Wait wait) {
   switch (wait) {
@@ -67,7 +67,9 @@ const char* Name(Wait wait) {
     case Wait::kShuffle:
       return "a shuffle";
     case Wait::kGather:
-      return "a SIMD-group reduction or matrix product";
+      return "a SIMD-group reduction";
+    case Wait::kMultiply:
+      return "simdgroup_multiply_accumulate";
     case Wait::kMatrix:
       return "simdgroup_load or simdgroup_store";
     case Wait::kEnd:
@@ -86,6 +88,8 @@ struct Fiber {
   uint32_t bytes;
   uint32_t mode;  // of a shuffle: 0 from lane, 1 down, 2 up, 3 xor
   int operand;
+  const void* factors[3];       // of a matrix product: a, b and c, this thread's elements; result is d
+  const uint32_t* value_bytes;  // sizes of an element of d, a, b and c: 4 is float, 2 is half
 };
 
 class Execution {
@@ -209,6 +213,8 @@ void Execution::Access(uintptr_t address, size_t bytes, bool writes, uint32_t th
   const uintptr_t scalars = reinterpret_cast<uintptr_t>(launch_.scalars.data());
   if (!writes && address - scalars < launch_.scalars.size() * sizeof(uint64_t)) return;
   if (!writes && address - reinterpret_cast<uintptr_t>(this) < sizeof(*this)) return;  // positions, list of buffers
+  if (address % bytes != 0)
+    Fault("accesses " + std::to_string(bytes) + " bytes at an address that is no multiple of it");
   const std::string wrong = checker_.Access(
       address, bytes, writes,
       {group_number_, thread, device_phase_, group_phase_, simdgroup_phases_[thread / kSimdgroupThreads]});
@@ -221,8 +227,43 @@ void Execution::Access(uintptr_t address, size_t bytes, bool writes, uint32_t th
   Fault(wrong);
 }
 
+/*! \brief Elements of one factor of a matrix product, row by row: each lane has two. */
+void CollectMatrix(const Fiber* lanes, int factor, float* elements) {
+  for (uint32_t e = 0; e < 64; ++e) {
+    const Fiber& fiber = lanes[e / 2];
+    elements[e] = fiber.value_bytes[factor + 1] == sizeof(float)
+                      ? static_cast<const float*>(fiber.factors[factor])[e % 2]
+                      : static_cast<float>(static_cast<const _Float16*>(fiber.factors[factor])[e % 2]);
+  }
+}
+
+void MultiplyAccumulate(const Fiber* lanes) {
+  float a[64], b[64], d[64];
+  CollectMatrix(lanes, 0, a);
+  CollectMatrix(lanes, 1, b);
+  CollectMatrix(lanes, 2, d);
+  for (uint32_t row = 0; row < 8; ++row) {
+    for (uint32_t k = 0; k < 8; ++k) {
+      for (uint32_t column = 0; column < 8; ++column) d[row * 8 + column] += a[row * 8 + k] * b[k * 8 + column];
+    }
+  }
+  for (uint32_t e = 0; e < 64; ++e) {
+    const Fiber& fiber = lanes[e / 2];
+    if (fiber.value_bytes[0] == sizeof(float)) {
+      static_cast<float*>(fiber.result)[e % 2] = d[e];
+    } else {
+      static_cast<_Float16*>(fiber.result)[e % 2] = static_cast<_Float16>(d[e]);
+    }
+  }
+}
+
 /*! \brief Gives the lanes of a SIMD-group what they asked for. All wait in the same operation. */
 void Execution::Exchange(uint32_t first, uint32_t lanes) {
+  const Wait operation = fibers_[first].wait;
+  if ((operation == Wait::kMultiply || operation == Wait::kMatrix) && lanes != kSimdgroupThreads) {
+    Fault("uses a SIMD-group matrix in a SIMD-group of " + std::to_string(lanes) + " threads");
+  }
+  if (operation == Wait::kMultiply) return MultiplyAccumulate(fibers_ + first);
   for (uint32_t lane = 0; lane < lanes; ++lane) {
     Fiber& fiber = fibers_[first + lane];
     char* result = static_cast<char*>(fiber.result);
@@ -267,7 +308,7 @@ bool Execution::ReleaseSimdgroups() {
             (other->wait == active->wait ? " elsewhere in the kernel" : ""));
     }
     Exchange(first, lanes);
-    if (active->wait == Wait::kSimdgroupBarrier) ++simdgroup_phases_[first / kSimdgroupThreads];
+    if (active->wait == Wait::kSimdgroupBarrier && active->flags != 0) ++simdgroup_phases_[first / kSimdgroupThreads];
     for (uint32_t lane = 0; lane < lanes; ++lane) fibers_[first + lane].wait = Wait::kNothing;
     released = true;
   }
@@ -351,7 +392,7 @@ void Execution::Run() {
   if (kernel_.watched) {
     fault = checker_.EndLaunch();
   } else {
-    for (Buffer* buffer : launch_.buffers) buffer->MarkWritten(0, buffer->size);  // nobody saw which
+    for (Buffer* buffer : launch_.buffers) buffer->MarkAllWritten();  // nobody saw what was
   }
 }
 
@@ -360,10 +401,6 @@ void Execution::Run() {
 
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
 
-const char* SignalName(int number) {
-  return number == SIGFPE ? "divides an integer by zero" : "accesses memory out of bounds";
-}
-
 const std::vector<Buffer*>* running_buffers = nullptr;
 
 void HandleSignal(int number, siginfo_t* info, void*) {
@@ -371,13 +408,12 @@ void HandleSignal(int number, siginfo_t* info, void*) {
     signal(number, SIG_DFL);  // not the kernel's: the instruction runs again and ends the process
     return;
   }
+  if (number == SIGFPE) running->Fault("divides an integer by zero");
+  // A vector that is not aligned, or an address that no memory can have: the processor does not say which.
+  if (info->si_code == SI_KERNEL) running->Fault("accesses memory at an impossible or misaligned address");
   const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
-  std::string text = SignalName(number);
-  if (number != SIGFPE) {
-    text += ", " + (OnStacks(address) ? std::string("in the thread's own memory")
-                                      : DescribeAddress(address, *running_buffers));
-  }
-  running->Fault(text);
+  running->Fault("accesses memory out of bounds, " + (OnStacks(address) ? std::string("in the thread's own memory")
+                                                                        : DescribeAddress(address, *running_buffers)));
 }
 
 /*! \brief While it lives, faults of the kernel come to HandleSignal, on a stack of its own. */
@@ -490,6 +526,17 @@ EMULATOR_EXPORT void metal_emulator_gather(const void* value, void* all, uint32_
   fiber.result = all;
   fiber.bytes = bytes;
   running->Yield(Wait::kGather, __builtin_return_address(0));
+}
+
+EMULATOR_EXPORT void metal_emulator_multiply_accumulate(void* d, const void* a, const void* b, const void* c,
+                                                        const uint32_t* bytes) {
+  metal_emulator::Fiber& fiber = running->Current();
+  fiber.result = d;
+  fiber.factors[0] = a;
+  fiber.factors[1] = b;
+  fiber.factors[2] = c;
+  fiber.value_bytes = bytes;
+  running->Yield(Wait::kMultiply, __builtin_return_address(0));
 }
 
 namespace {
