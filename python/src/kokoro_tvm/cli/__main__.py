@@ -18,6 +18,7 @@ import typer
 from kokoro_tvm.cli.build import build_command
 from kokoro_tvm.cli.common import application, run
 from kokoro_tvm.cli.info import info
+from kokoro_tvm.cli.mac_bundle import mac_bundle
 from kokoro_tvm.cli.synth import synth
 from kokoro_tvm.cli.synthetic_checkpoint import synthetic_checkpoint
 from kokoro_tvm.stages import COMPONENTS
@@ -48,6 +49,7 @@ def application_table() -> typer.Typer:
     app.command("synth")(synth)
     app.command("voices")(_voices)
     app.command("info")(info)
+    app.command("mac-bundle")(mac_bundle)
     app.command("synthetic-checkpoint")(synthetic_checkpoint)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name, (module, line) in DELEGATES.items():
