@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,9 +28,13 @@ CASES = {
 }
 
 
+TOLERANCES = {"float32": conv1d.TOLERANCE, "float64": conv1d.TOLERANCE_FLOAT64}
+
+
+@pytest.mark.parametrize("accumulate", TOLERANCES)
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_twin(harness, name):
-    conv, width = CASES[name], harness.tile.width
+def test_agrees_with_twin(harness, name, accumulate):
+    conv, width = replace(CASES[name], accumulate=accumulate), harness.tile.width
     rows, block = harness.tile.rows, harness.tile.block
     # A strided kernel needs some rows; its tile boundaries lie at multiples of the stride.
     lengths = [max(n * conv.stride, conv.stride) for n in (1, rows - 1, rows, 2, rows + 1, block + 1)]
@@ -59,7 +65,7 @@ def test_agrees_with_twin(harness, name):
             )[0]
             for b, s in enumerate(x.samples)
         ],
-        conv1d.TOLERANCE,
+        TOLERANCES[accumulate],
     )
 
 

@@ -139,7 +139,7 @@ def test_bound_off_by_one_reads_past_the_end():
     """One row too many: beyond the buffer, which only the exact check sees as less than 16 bytes are missing."""
     edit = replace_once("main", r"arg\.n\[0\]", "arg.n[0] + 1")
     kernel, x = sample_kernels.elementwise(lambda v: v), normal(70)
-    where = r"reads 4 bytes out of bounds, 0 bytes past the end of buffer argument 0 \(280 bytes\)"
+    where = r"reads 4 bytes out of bounds, 0 bytes past the end of buffer argument 0 \(280 bytes\): thread 6 of threadgroup 2"
     fault(kernel, [x], (70,), edit, where, race=True)
 
 
@@ -153,7 +153,7 @@ def test_bound_off_by_one_inside_the_buffer():
 def test_buffer_over_run(race):
     edit = replace_once("main", r"Y_ptr\[.*?\] = ", "Y_ptr[threadIdx + blockIdx * 4096] = ")
     what = "writes 4 bytes" if race else "accesses memory"
-    where = r" out of bounds, 16128 bytes past the end of buffer argument 1 \(256 bytes\)"
+    where = r" out of bounds, 16128 bytes past the end of buffer argument 1 \(256 bytes\): thread 0 of threadgroup 1"
     fault(sample_kernels.elementwise(lambda v: v), [normal(64)], (64,), edit, what + where, race=race)
 
 

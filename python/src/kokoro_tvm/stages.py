@@ -10,6 +10,7 @@ valid. Weights are not listed: they follow the inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 Dim = int | str
 """A fixed extent, or an expression of ``B``, ``N`` and ``M`` such as ``"600*M"``."""
@@ -34,13 +35,25 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Component:
-    """One compiled function: its inputs and outputs in call order, and the input that holds its lengths."""
+    """One compiled function.
+
+    Attributes:
+        name: Its name.
+        inputs: In call order.
+        outputs: In order.
+        lengths: The input that holds the valid lengths.
+        capacity: The symbol of the axis they refer to.
+        accumulate: Type of the sums in its matrix products. The phase of the harmonic source is the integral of F0: what rounding
+            leaves in F0 grows with every frame until it can be heard. So all that F0 depends on, a few percent of the
+            arithmetic, is summed in float64.
+    """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     lengths: str
     capacity: str
+    accumulate: Literal["float32", "float64"] = "float32"
 
 
 def _resolve(dim: Dim, extents: dict[str, int]) -> int:
@@ -60,16 +73,24 @@ _N = TensorSpec("n", "float32", ("B", "2*M"))
 COMPONENTS: dict[str, Component] = {
     c.name: c
     for c in (
-        Component("bert", (_IDS, _LENGTHS), (TensorSpec("d_en", "float32", ("B", 512, "N")),), "lengths", "N"),
+        Component("bert", (_IDS, _LENGTHS), (TensorSpec("d_en", "float32", ("B", 512, "N")),), "lengths", "N", "float64"),
         Component(
             "duration",
             (TensorSpec("d_en", "float32", ("B", 512, "N")), _STYLE, _LENGTHS),
             (TensorSpec("d", "float32", ("B", "N", 640)), TensorSpec("duration", "float32", ("B", "N"))),
             "lengths",
             "N",
+            "float64",
         ),
         Component("text_encoder", (_IDS, _LENGTHS), (TensorSpec("t_en", "float32", ("B", 512, "N")),), "lengths", "N"),
-        Component("f0n", (TensorSpec("en", "float32", ("B", 640, "M")), _STYLE, _FRAMES), (_F0, _N), "frame_lengths", "M"),
+        Component(
+            "f0n",
+            (TensorSpec("en", "float32", ("B", 640, "M")), _STYLE, _FRAMES),
+            (_F0, _N),
+            "frame_lengths",
+            "M",
+            "float64",
+        ),
         Component(
             "decoder",
             (

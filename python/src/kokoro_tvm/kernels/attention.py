@@ -8,7 +8,8 @@ Shapes: qkv [B, N, 3 * E] with E = heads * head_dim and the columns q, k, v, eac
 
 Keys and values of a sample are first packed into panels as wide as the register tile (keys transposed, zero beyond the last), so
 both products are the micro-kernel of ``conv1d``. Then each task takes one block of rows of one head. Every score is summed in the
-order of the head's channels, every output in the order of the keys.
+order of the head's channels, every output in the order of the keys; all in float64, as the exponential turns the rounding of a
+score into a relative error of its weight.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from kokoro_tvm.kernels import vector_math
+from kokoro_tvm.kernels import vector_math_f64
 from kokoro_tvm.kernels.tile import Tile
 
-TOLERANCE = 4e-6
-"""Largest error relative to the largest output: a score of magnitude s is rounded to s * 1e-7, which the exponential turns into a
-relative error, and the sums have at most 512 terms."""
+TOLERANCE = 1e-7
+"""Largest error relative to the largest output: one rounding to float32."""
 
 MASKED = -1e30
 """Score of a key beyond the last: finite, so that it never makes a NaN, and far below any sum of products."""
@@ -37,15 +37,17 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
         ``f(qkv, lengths, y)``.
 
     Raises:
-        ValueError: The head dimension is no multiple of the tile's width.
+        ValueError: The head dimension is no multiple of the values of a tile's row.
     """
-    lanes, vectors, rows, width, block = tile.lanes, tile.vectors, tile.rows, tile.width, tile.block
+    rows, vectors, block = tile.rows, tile.vectors, tile.block
+    lanes = tile.lanes // 2  # of float64
+    width = lanes * vectors
     if head_dim % width:
-        raise ValueError(f"head dimension {head_dim} is no multiple of the tile width {width}")
+        raise ValueError(f"head dimension {head_dim} is no multiple of {width}, the float64 values of a tile row")
     embedding = heads * head_dim
     panels = head_dim // width
     key_panels = -(-max_tokens // width)
-    scale = T.float32(1 / math.sqrt(head_dim))
+    scale = T.float64(1 / math.sqrt(head_dim))
 
     @T.prim_func
     def attention(qkv_h: T.handle, lengths_h: T.handle, y_h: T.handle):
@@ -55,8 +57,8 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
         X = T.match_buffer(qkv_h, (B, N, 3 * embedding), "float32")
         L = T.match_buffer(lengths_h, (B,), "int64")
         Y = T.match_buffer(y_h, (B, N, embedding), "float32")
-        K = T.alloc_buffer((heads, key_panels, head_dim, width), "float32")
-        V = T.alloc_buffer((heads, panels, key_panels * width, width), "float32")
+        K = T.alloc_buffer((heads, key_panels, head_dim, width), "float64")
+        V = T.alloc_buffer((heads, panels, key_panels * width, width), "float64")
         for b in range(B):
             n: T.int64 = L[b]
             used: T.int64 = (n + width - 1) // width
@@ -67,35 +69,44 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
                     key: T.int64 = panel * width + j
                     if key < n:
                         for c in range(head_dim):
-                            K[head, panel, c, j] = X[b, key, embedding + head * head_dim + c]
+                            K[head, panel, c, j] = T.cast(X[b, key, embedding + head * head_dim + c], "float64")
                         for p in T.unroll(panels):
                             for i in T.vectorized(width):
-                                V[head, p, key, i] = X[b, key, 2 * embedding + head * head_dim + p * width + i]
+                                V[head, p, key, i] = T.cast(
+                                    X[b, key, 2 * embedding + head * head_dim + p * width + i], "float64"
+                                )
                     else:
                         for c in range(head_dim):
-                            K[head, panel, c, j] = T.float32(0)
+                            K[head, panel, c, j] = T.float64(0)
             for task in T.parallel((n + block - 1) // block * heads):
                 head: T.int64 = task % heads
                 q0: T.int64 = task // heads * block
-                S = T.alloc_buffer((rows, key_panels * width), "float32")
+                Q = T.alloc_buffer((rows, head_dim), "float64")
+                S = T.alloc_buffer((rows, key_panels * width), "float64")
                 for tile_row in range(block // rows):
                     q: T.int64 = q0 + tile_row * rows
                     if q < n:
-                        inverse = T.alloc_buffer((rows,), "float32", scope="local")
+                        for r in range(rows):
+                            for c in range(head_dim // lanes):
+                                for j in T.vectorized(lanes):
+                                    Q[r, c * lanes + j] = T.cast(
+                                        X[b, T.min(q + r, n - 1), head * head_dim + c * lanes + j], "float64"
+                                    )
+                        inverse = T.alloc_buffer((rows,), "float64", scope="local")
                         for panel in range(used):
-                            score = T.alloc_buffer((rows * width,), "float32", scope="local")
+                            score = T.alloc_buffer((rows * width,), "float64", scope="local")
                             for r in T.unroll(rows):
                                 for v in T.unroll(vectors):
                                     for j in T.vectorized(lanes):
                                         score[r * width + v * lanes + j] = T.Select(
-                                            panel * width + v * lanes + j < n, T.float32(0), T.float32(MASKED)
+                                            panel * width + v * lanes + j < n, T.float64(0), T.float64(MASKED)
                                         )
                             for c in range(head_dim):
                                 for r in T.unroll(rows):
                                     for v in T.unroll(vectors):
                                         for j in T.vectorized(lanes):
                                             score[r * width + v * lanes + j] = T.fma(
-                                                X[b, T.min(q + r, n - 1), head * head_dim + c],
+                                                Q[r, c],
                                                 K[head, panel, c, v * lanes + j],
                                                 score[r * width + v * lanes + j],
                                             )
@@ -104,33 +115,33 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
                                     for j in T.vectorized(lanes):
                                         S[r, panel * width + v * lanes + j] = score[r * width + v * lanes + j]
                         for r in range(rows):
-                            partial = T.alloc_buffer((width,), "float32", scope="local")
-                            most = T.alloc_buffer((1,), "float32", scope="local")
+                            partial = T.alloc_buffer((width,), "float64", scope="local")
+                            most = T.alloc_buffer((1,), "float64", scope="local")
                             for j in T.vectorized(width):
-                                partial[j] = T.float32(MASKED)
+                                partial[j] = T.float64(MASKED)
                             for panel in range(used):
                                 for j in T.vectorized(width):
                                     partial[j] = T.max(partial[j], S[r, panel * width + j])
-                            most[0] = T.float32(MASKED)
+                            most[0] = T.float64(MASKED)
                             for j in T.unroll(width):
                                 most[0] = T.max(most[0], partial[j])
                             for j in T.vectorized(width):
-                                partial[j] = T.float32(0)
+                                partial[j] = T.float64(0)
                             for panel in range(used):
                                 for j in T.vectorized(width):
-                                    S[r, panel * width + j] = vector_math.exp((S[r, panel * width + j] - most[0]) * scale)
+                                    S[r, panel * width + j] = vector_math_f64.exp((S[r, panel * width + j] - most[0]) * scale)
                                 for j in T.vectorized(width):
                                     partial[j] = partial[j] + S[r, panel * width + j]
-                            inverse[r] = T.float32(0)
+                            inverse[r] = T.float64(0)
                             for j in T.unroll(width):
                                 inverse[r] = inverse[r] + partial[j]
-                            inverse[r] = T.float32(1) / inverse[r]
+                            inverse[r] = T.float64(1) / inverse[r]
                         for p in range(panels):
-                            acc = T.alloc_buffer((rows * width,), "float32", scope="local")
+                            acc = T.alloc_buffer((rows * width,), "float64", scope="local")
                             for r in T.unroll(rows):
                                 for v in T.unroll(vectors):
                                     for j in T.vectorized(lanes):
-                                        acc[r * width + v * lanes + j] = T.float32(0)
+                                        acc[r * width + v * lanes + j] = T.float64(0)
                             for key in range(n):
                                 for r in T.unroll(rows):
                                     for v in T.unroll(vectors):
@@ -142,8 +153,8 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
                                 if q + r < n:
                                     for v in T.unroll(vectors):
                                         for j in T.vectorized(lanes):
-                                            Y[b, q + r, head * head_dim + p * width + v * lanes + j] = (
-                                                acc[r * width + v * lanes + j] * inverse[r]
+                                            Y[b, q + r, head * head_dim + p * width + v * lanes + j] = T.cast(
+                                                acc[r * width + v * lanes + j] * inverse[r], "float32"
                                             )
 
     return attention

@@ -9,7 +9,10 @@ beyond the valid output length are not written: nothing downstream reads them.
 
 Each parallel task packs the rows it needs, prologue applied, into a buffer of its own; a row of the register tile is then a
 shifted row of that buffer, so there is no im2col and no bounds check in the inner loop. Every output value is
-summed in the order (k, c_in) whatever the thread count, capacity or batch.
+the sum, in the order (k, c_in), of sums of at most CHUNK products, whatever the thread count, capacity or batch.
+
+``accumulate="float64"`` is for layers whose rounding the listener would hear: a product of two float32 is exact in float64, so
+what remains is the rounding of the result. A register then holds half as many sums; weights stay float32 in memory.
 """
 
 from __future__ import annotations
@@ -26,12 +29,18 @@ from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
-TOLERANCE = 4e-6
-"""Largest error relative to the largest output: float32 rounding of a sequential sum of up to 6144 products (3.2e-6 was the worst
-seen at 5632), prologue included."""
+TOLERANCE = 2e-6
+"""Largest error relative to the largest output, prologue included: float32 sums of CHUNK products, at most 48 of them."""
+
+TOLERANCE_FLOAT64 = 6e-7
+"""The same for float64 sums: ten float32 roundings at most, in the prologue and behind the sum (residuals, factor, GELU)."""
 
 PACKED_BYTES = 160 * 1024
 """Most that one task packs: with a weight panel beside it, this stays in a level-2 cache of 512 KiB."""
+
+
+CHUNK = 128
+"""Products that are summed up at most before the sum joins the total: the error grows with the length of a running sum."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class Conv1d:
         residual_shift: The first residual is read at row ``t >> residual_shift`` (nearest-neighbour up-sampling).
         scale: Factor on the sum of all the above.
         epilogue: Activation of the output.
+        accumulate: Type of the sums.
     """
 
     c_in: int
@@ -77,6 +87,12 @@ class Conv1d:
     residual_shift: int = 0
     scale: float = 1.0
     epilogue: Literal["none", "gelu"] = "none"
+    accumulate: Literal["float32", "float64"] = "float32"
+
+    @property
+    def bytes(self) -> int:
+        """Size of one sum, and of one packed input."""
+        return np.dtype(self.accumulate).itemsize
 
     @property
     def span(self) -> int:
@@ -127,6 +143,7 @@ def _activate(conv: Conv1d, x: Expr, scale: Expr, shift: Expr, alpha: Expr, inve
 
 
 def _finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
+    value = T.cast(value, "float32")
     if conv.residuals > 0:
         value = value + residual
     if conv.residuals > 1:
@@ -139,7 +156,7 @@ def _finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
 def _block(conv: Conv1d, tile: Tile) -> int:
     """Kernel positions per task: a multiple of the tile's rows whose packed input respects PACKED_BYTES."""
     for block in range(tile.block, tile.rows, -tile.rows):
-        if ((block - 1) * conv.stride + conv.span) * conv.c_in * 4 <= PACKED_BYTES:
+        if ((block - 1) * conv.stride + conv.span) * conv.c_in * conv.bytes <= PACKED_BYTES:
             return block
     return tile.rows
 
@@ -164,6 +181,11 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     c_in, c_out, taps, dilation, stride = conv.c_in, conv.c_out, conv.taps, conv.dilation, conv.stride
     phases, crop, reflect, shift = conv.phases, conv.crop, conv.reflect, conv.residual_shift
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
+    dtype = conv.accumulate
+    parts = conv.bytes // 4  # of a panel, one after the other: a register holds so many times fewer sums
+    sums = lanes // parts
+    part_width = sums * vectors
+    chunks = -(-c_in // CHUNK)
     if phases > 1 and c_out % width:
         raise ValueError(f"transposed convolution: {c_out} channels are no multiple of the tile width {width}")
     panels = -(-c_out // width)
@@ -202,27 +224,27 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             n_out: T.int64 = conv.output_rows(n) - reflect
             for task in T.parallel((m + block - 1) // block * groups):
                 q0: T.int64 = task // groups * block
-                S = T.alloc_buffer((packed_rows, c_in), "float32")
+                S = T.alloc_buffer((packed_rows, c_in), dtype)
                 for r in range(packed_rows):
                     row: T.int64 = q0 * stride + r - padding
                     if row >= 0 and row < n:
                         for c in range(body):
                             for j in T.vectorized(lanes):
-                                S[r, c * lanes + j] = _activate(
+                                S[r, c * lanes + j] = T.cast(_activate(
                                     conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
                                     alpha[0, c * lanes + j], alpha[1, c * lanes + j],
-                                )
+                                ), dtype)
                         for j in range(tail):
-                            S[r, body * lanes + j] = _activate(
+                            S[r, body * lanes + j] = T.cast(_activate(
                                 conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
                                 alpha[0, body * lanes + j], alpha[1, body * lanes + j],
-                            )
+                            ), dtype)
                     else:
                         for c in range(body):
                             for j in T.vectorized(lanes):
-                                S[r, c * lanes + j] = T.float32(0)
+                                S[r, c * lanes + j] = T.cast(T.float32(0), dtype)
                         for j in range(tail):
-                            S[r, body * lanes + j] = T.float32(0)
+                            S[r, body * lanes + j] = T.cast(T.float32(0), dtype)
                 for g in range(group):
                     panel: T.int64 = task % groups * group + g
                     phase: T.int64 = panel // panels
@@ -230,49 +252,66 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                     for tile_row in range(block // rows):
                         q: T.int64 = q0 + tile_row * rows
                         if q < m:
-                            acc = T.alloc_buffer((rows * width,), "float32", scope="local")
-                            for r in T.unroll(rows):
-                                for v in T.unroll(vectors):
-                                    for j in T.vectorized(lanes):
-                                        if has_bias:
-                                            acc[r * width + v * lanes + j] = bias[column + v * lanes + j]
-                                        else:
-                                            acc[r * width + v * lanes + j] = T.float32(0)
-                            for k in range(taps):
-                                for c in range(c_in):
-                                    for r in T.unroll(rows):
-                                        for v in T.unroll(vectors):
-                                            for j in T.vectorized(lanes):
-                                                acc[r * width + v * lanes + j] = T.fma(
-                                                    S[(tile_row * rows + r) * stride + k * dilation, c],
-                                                    W[panel, k, c, v * lanes + j],
-                                                    acc[r * width + v * lanes + j],
+                            for part in range(parts):
+                                first: T.int64 = part * part_width
+                                total = T.alloc_buffer((rows * part_width,), dtype, scope="local")
+                                for r in T.unroll(rows):
+                                    for v in T.unroll(vectors):
+                                        for j in T.vectorized(sums):
+                                            if has_bias:
+                                                total[r * part_width + v * sums + j] = T.cast(
+                                                    bias[column + first + v * sums + j], dtype
                                                 )
-                            for r in T.unroll(rows):
-                                t: T.int64 = (q + r) * phases + phase - crop
-                                if q + r < m and t >= 0 and t < n_out:
-                                    if whole:
-                                        for v in T.unroll(vectors):
-                                            for j in T.vectorized(lanes):
-                                                Y[b, t + reflect, column + v * lanes + j] = _finish(
-                                                    conv, acc[r * width + v * lanes + j],
-                                                    R[b, (t + reflect) >> shift, column + v * lanes + j],
-                                                    R2[b, t + reflect, column + v * lanes + j],
-                                                )
-                                        if reflect == 1:
-                                            if t == 1:
+                                            else:
+                                                total[r * part_width + v * sums + j] = T.cast(T.float32(0), dtype)
+                                for k in range(taps):
+                                    for chunk in range(chunks):
+                                        acc = T.alloc_buffer((rows * part_width,), dtype, scope="local")
+                                        for r in T.unroll(rows):
+                                            for v in T.unroll(vectors):
+                                                for j in T.vectorized(sums):
+                                                    acc[r * part_width + v * sums + j] = T.cast(T.float32(0), dtype)
+                                        for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
+                                            for r in T.unroll(rows):
                                                 for v in T.unroll(vectors):
-                                                    for j in T.vectorized(lanes):
-                                                        Y[b, 0, column + v * lanes + j] = _finish(
-                                                            conv, acc[r * width + v * lanes + j],
-                                                            R[b, 0, column + v * lanes + j],
-                                                            R2[b, 0, column + v * lanes + j],
+                                                    for j in T.vectorized(sums):
+                                                        acc[r * part_width + v * sums + j] = T.fma(
+                                                            S[(tile_row * rows + r) * stride + k * dilation, chunk * CHUNK + c],
+                                                            T.cast(W[panel, k, chunk * CHUNK + c, first + v * sums + j], dtype),
+                                                            acc[r * part_width + v * sums + j],
                                                         )
-                                    else:
-                                        for j in range(T.min(c_out - column, width)):
-                                            Y[b, t, column + j] = _finish(
-                                                conv, acc[r * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
-                                            )
+                                        for r in T.unroll(rows):
+                                            for v in T.unroll(vectors):
+                                                for j in T.vectorized(sums):
+                                                    total[r * part_width + v * sums + j] = (
+                                                        total[r * part_width + v * sums + j] + acc[r * part_width + v * sums + j]
+                                                    )
+                                for r in T.unroll(rows):
+                                    t: T.int64 = (q + r) * phases + phase - crop
+                                    if q + r < m and t >= 0 and t < n_out:
+                                        if whole:
+                                            for v in T.unroll(vectors):
+                                                for j in T.vectorized(sums):
+                                                    Y[b, t + reflect, column + first + v * sums + j] = _finish(
+                                                        conv, total[r * part_width + v * sums + j],
+                                                        R[b, (t + reflect) >> shift, column + first + v * sums + j],
+                                                        R2[b, t + reflect, column + first + v * sums + j],
+                                                    )
+                                            if reflect == 1:
+                                                if t == 1:
+                                                    for v in T.unroll(vectors):
+                                                        for j in T.vectorized(sums):
+                                                            Y[b, 0, column + first + v * sums + j] = _finish(
+                                                                conv, total[r * part_width + v * sums + j],
+                                                                R[b, 0, column + first + v * sums + j],
+                                                                R2[b, 0, column + first + v * sums + j],
+                                                            )
+                                        else:
+                                            for j in range(T.min(T.max(c_out - column - first, 0), part_width)):
+                                                Y[b, t, column + first + j] = _finish(
+                                                    conv, total[r * part_width + j], R[b, t >> shift, column + first + j],
+                                                    R2[b, t, column + first + j],
+                                                )
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(conv1d, lambda name: used.get(name, True))

@@ -1,8 +1,8 @@
 """All the linear layers of one style vector as a single matrix product.
 
 What it is: the scales and shifts of every adaptive normalisation of a component at once, up to tens of thousands of outputs. Each
-weight is read once and used once per sample, so memory bandwidth is the limit. What it is not: a linear layer over time, which
-is a convolution of one tap.
+weight is read once and used once per sample, so memory bandwidth is the limit, and summing in float64 costs nothing. What it is
+not: a linear layer over time, which is a convolution of one tap.
 
 Shapes: style [B, D], y [B, S]. Every output is summed in the order of D whatever the thread count or batch.
 """
@@ -16,8 +16,8 @@ from tvm.tirx import PrimFunc
 from kokoro_tvm.kernels import conv1d
 from kokoro_tvm.kernels.tile import Tile
 
-TOLERANCE = 1e-6
-"""Largest error relative to the largest output: a float32 sum of some hundred products."""
+TOLERANCE = 6e-8
+"""Largest error relative to the largest output: one rounding to float32 (2^-24 = 5.96e-8)."""
 
 
 def pack_weight(weight: np.ndarray, width: int) -> np.ndarray:
@@ -31,7 +31,9 @@ def kernel(c_in: int, c_out: int, tile: Tile) -> PrimFunc:
     Returns:
         ``f(style, weight, bias, y)``; weight packed by ``pack_weight``, bias by ``conv1d.pack_bias``, for ``tile.width``.
     """
-    lanes, vectors, width = tile.lanes, tile.vectors, tile.width
+    width = tile.width
+    lanes = tile.lanes // 2  # of float64
+    vectors = width // lanes
     panels = -(-c_out // width)
     whole = c_out % width == 0
 
@@ -45,21 +47,25 @@ def kernel(c_in: int, c_out: int, tile: Tile) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, c_out), "float32")
         for panel in T.parallel(panels):
             for b in range(B):
-                acc = T.alloc_buffer((width,), "float32", scope="local")
+                acc = T.alloc_buffer((width,), "float64", scope="local")
                 for v in T.unroll(vectors):
                     for j in T.vectorized(lanes):
-                        acc[v * lanes + j] = bias[panel * width + v * lanes + j]
+                        acc[v * lanes + j] = T.cast(bias[panel * width + v * lanes + j], "float64")
                 for c in range(c_in):
                     for v in T.unroll(vectors):
                         for j in T.vectorized(lanes):
-                            acc[v * lanes + j] = T.fma(X[b, c], W[panel, c, v * lanes + j], acc[v * lanes + j])
+                            acc[v * lanes + j] = T.fma(
+                                T.cast(X[b, c], "float64"),
+                                T.cast(W[panel, c, v * lanes + j], "float64"),
+                                acc[v * lanes + j],
+                            )
                 if whole:
                     for v in T.unroll(vectors):
                         for j in T.vectorized(lanes):
-                            Y[b, panel * width + v * lanes + j] = acc[v * lanes + j]
+                            Y[b, panel * width + v * lanes + j] = T.cast(acc[v * lanes + j], "float32")
                 else:
                     for j in range(T.min(c_out - panel * width, width)):
-                        Y[b, panel * width + j] = acc[j]
+                        Y[b, panel * width + j] = T.cast(acc[j], "float32")
 
     return style_linear
 

@@ -24,6 +24,7 @@ from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.selection import Tile, kernel_set
 from kokoro_tvm.ops import NAMESPACE
+from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
 
@@ -57,10 +58,11 @@ def _extent(tensor: relax.Expr, axis: int) -> int:
 
 @dataclass
 class Lowering:
-    """What a rule works with: the tile and its kernels, the LSTM method, and where kernels and layouts are collected."""
+    """What a rule works with: the tile and its kernels, the LSTM method, the type of sums, and what they collect."""
 
     tile: Tile
     lstm_method: LstmMethod
+    accumulate: Literal["float32", "float64"]
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
@@ -105,6 +107,7 @@ def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         residual_shift=a["residual_shift"],
         scale=a["scale"],
         epilogue=a["epilogue"],
+        accumulate=low.accumulate,
     )
     weights = [low.packed(call["weight"], "conv1d")] + [low.packed(b, "bias") for b in call.present("bias")]
     rest = call.present("coef", "alpha", "residual", "residual2")
@@ -129,6 +132,7 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         prologue="leaky",
         slope=a["slope"],
         residuals=len(call.present("residual")),
+        accumulate=low.accumulate,
     )
     weights = [low.packed(call["weight"], f"transposed:{stride}"), low.packed(call["bias"], "bias")]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
@@ -137,16 +141,16 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
 
 def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
     names = ("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh")
-    if low.lstm_method == "extern":
+    if low.lstm_method == "extern" and low.accumulate == "float32":
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm", relax.Tuple(call.present(*names)), call.type)
     batch, rows, _ = call["x"].ty.shape.values
     hidden = _extent(call["w_hh"], 2)
-    conv = Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1)
-    bias = low.builder.emit(relax.op.add(call["b_ih"], call["b_hh"]))
-    bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)))
+    conv = Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1, accumulate=low.accumulate)
+    bias = low.builder.emit(relax.op.add(call["b_ih"], call["b_hh"]), "bias_sum")
+    bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)), "gate_bias")
     projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates"), bias]
     gates_type = relax.TensorType((batch, rows, 8 * hidden), "float32")
-    gates = low.builder.emit(low.call(_conv1d_kernel(conv, low.tile), "conv1d", projection, gates_type))
+    gates = low.builder.emit(low.call(_conv1d_kernel(conv, low.tile), "conv1d", projection, gates_type), "gates")
     recurrence = [gates, call["lengths"], low.packed(call["w_hh"], "recurrent")]
     return low.call(low.kernels.bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
 
@@ -254,6 +258,10 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
 """Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
 
 
+def _accumulate(function: str) -> Literal["float32", "float64"]:
+    return COMPONENTS[function].accumulate if function in COMPONENTS else "float32"
+
+
 def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> OperatorCall:
     *tensors, last = arguments
     attributes = json.loads(last.value)
@@ -270,9 +278,9 @@ def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> Op
 
 @relax.expr_functor.mutator
 class _Mutator(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, tile: Tile, lstm_method: LstmMethod) -> None:
+    def __init__(self, module: tvm.IRModule, tile: Tile, lstm_method: LstmMethod, accumulate: str) -> None:
         super().__init__(module)
-        self.lowering = Lowering(tile, lstm_method, self.builder_)
+        self.lowering = Lowering(tile, lstm_method, accumulate, self.builder_)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -309,7 +317,7 @@ class LowerOperators:
         """Lowers every Relax function."""
         for global_var, function in module.functions_items():
             if isinstance(function, relax.Function):
-                mutator = _Mutator(module, self.tile, self.lstm_method)
+                mutator = _Mutator(module, self.tile, self.lstm_method, _accumulate(global_var.name_hint))
                 lowered = mutator.visit_expr(function)
                 module = mutator.builder_.get()
                 module[global_var] = self._with_layouts(lowered, mutator.lowering.layouts)

@@ -20,11 +20,11 @@ from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
 from kokoro_tvm.validate.metrics import compare
+from kokoro_tvm.validate.tolerances import DECODER, ENCODER
 
 PHONEMES = "ˌɑɹ ju kˈʌmɪŋ tənˈIt?"
 """A question of a second and a half."""
-FLOOR_DB = {name: 80.0 if name == "decoder" else 100.0 for name in COMPONENTS}
-"""The decoder sums up 600 samples a frame of a phase; a float32 sine alone costs it 20 dB."""
+FLOOR_DB = {name: (DECODER if name == "decoder" else ENCODER).floor_db for name in COMPONENTS}
 
 _SPARE = 5
 """Rows of capacity beyond the utterance."""

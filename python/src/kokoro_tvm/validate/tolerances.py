@@ -39,8 +39,8 @@ EXACT = Tolerance("exact", math.inf, "whole numbers: one duration that differs m
 REWRITE = Tolerance("rewrite", 180.0, "float64 against float64: another order of sums and folded weight norms cost 1e-15 a layer")
 REWRITE_SOURCE = Tolerance(
     "rewrite of the source",
-    140.0,
-    "eager kokoro sums the phase unwrapped, and float64 rounds thousands of turns: 202 dB at 1 s, 180 at 10 s, and falling",
+    160.0,
+    "eager kokoro sums the phase unwrapped: at 30 s float64 rounds 3e5 radians to 3e-10, 191 dB; weak bins' angles magnify 30 dB",
 )
 REWRITE_CHAINED = Tolerance(
     "rewrite, chained", 90.0, "float64 F0 with 1e-15 of error becomes 1e-10 in the source's phase; a bin at ±π then may flip"
@@ -55,7 +55,7 @@ GENERATOR = Tolerance("generator", 105.0, "with the source's spectrum given noth
 DECODER = Tolerance("decoder", 90.0, "from equal F0, N, text features and noise: the generator's error and the source's phases")
 AUDIO_CHAINED = Tolerance(
     "audio, chained",
-    6.0,
+    10.0,
     "F0 rounded to float32 leaves 35 dB, F0 at 100 dB 10 to 25, as bins at ±π flip (all in float64); other noise -1 dB",
 )
 

@@ -33,8 +33,7 @@ namespace ffi = tvm::ffi;
 
 [[noreturn]] void ThrowFault(const std::string& text) { throw ffi::Error("KernelFault", text, ""); }
 
-// ------------------------------------------------------------------------------------------------------------ device
-// API
+// ---------------------------------------------------------------------------------------------------------- device API
 
 class DeviceMemoryAPI final : public tvm::runtime::DeviceAPI {
  public:
@@ -95,8 +94,7 @@ class DeviceMemoryAPI final : public tvm::runtime::DeviceAPI {
   }
 };
 
-// ----------------------------------------------------------------------------------------------------------------
-// module
+// -------------------------------------------------------------------------------------------------------------- module
 
 Settings settings;
 bool active = false;

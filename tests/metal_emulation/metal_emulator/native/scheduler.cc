@@ -143,7 +143,8 @@ class Execution {
   MemoryChecker checker_;
   Fiber fibers_[kMaxThreads];
   void* scheduler_stack_pointer_ = nullptr;
-  bool on_fiber_ = false;
+  bool in_thread_ = false;  // the kernel's code runs
+  bool on_fiber_ = false;   // and can be left and taken up again
   uint32_t current_ = 0;
   uint32_t group_[3] = {0, 0, 0};
   uint32_t group_number_ = 0;
@@ -182,9 +183,9 @@ void Execution::Start(uint32_t thread) {
 
 void Execution::Resume(uint32_t thread) {
   current_ = thread;
-  on_fiber_ = true;
+  in_thread_ = on_fiber_ = true;
   metal_emulator_switch(&scheduler_stack_pointer_, fibers_[thread].stack_pointer);
-  on_fiber_ = false;
+  in_thread_ = on_fiber_ = false;
 }
 
 void Execution::Enter() {
@@ -205,6 +206,9 @@ void Execution::Yield(Wait wait, const void* place) {
 /*! \brief Ends the launch from wherever it is. The frames in between are dropped, with the few texts that they hold. */
 void Execution::Fault(const std::string& text) {
   fault = text;
+  if (in_thread_) {
+    fault += ": thread " + std::to_string(current_) + " of threadgroup " + std::to_string(group_number_);
+  }
   siglongjmp(exit, 1);
 }
 
@@ -343,7 +347,7 @@ void Execution::Permute(std::vector<uint32_t>* order) {
 }
 
 void Execution::RunThreadgroup() {
-  std::memset(kernel_.threadgroup_begin, 0xFF, kernel_.threadgroup_bytes);
+  std::fill_n(kernel_.threadgroup_begin, kernel_.threadgroup_bytes, '\xFF');
   if (kernel_.watched) checker_.BeginThreadgroup();
   if (!kernel_.synchronises && !kernel_.watched) {
     if (settings_.order == Order::kRandom) Permute(&order_);
@@ -351,7 +355,9 @@ void Execution::RunThreadgroup() {
       uint32_t position[3];
       ThreadPosition(thread, position);
       current_ = thread;
+      in_thread_ = true;
       kernel_.run_thread(addresses_, launch_.scalars.data(), group_, position);
+      in_thread_ = false;
     }
     return;
   }
@@ -396,8 +402,7 @@ void Execution::Run() {
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// signals
+// ------------------------------------------------------------------------------------------------------------- signals
 
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
 
@@ -444,8 +449,7 @@ class SignalGuard {
   struct sigaction old_actions_[std::size(kSignals)];
 };
 
-// ----------------------------------------------------------------------------------------------------------------
-// limits
+// -------------------------------------------------------------------------------------------------------------- limits
 
 void CheckLimits(const Launch& launch) {
   const Kernel& kernel = *launch.kernel;
@@ -487,8 +491,7 @@ void Run(const Launch& launch, const Settings& settings) {
 
 }  // namespace metal_emulator
 
-// ------------------------------------------------------------------------------------------------ called by object
-// code
+// ----------------------------------------------------------------------------------------------- called by object code
 
 using metal_emulator::running;
 using metal_emulator::Wait;
