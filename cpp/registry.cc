@@ -14,6 +14,7 @@ void Register(const char* name, F function) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   Register("kokoro_tvm.bilstm", kokoro_tvm::bilstm::BiLstm);
+  Register("kokoro_tvm.bilstm_recurrence", kokoro_tvm::bilstm::BiLstmRecurrence);
   Register("kokoro_tvm.bilstm_stateful", kokoro_tvm::bilstm::BiLstmStateful);
 }
 

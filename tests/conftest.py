@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: tests compare one thread with two
+os.environ["KOKORO_TVM_TUNING"] = "/nonexistent"  # this user's tuning records would change what is compiled
 os.environ["HF_HUB_OFFLINE"] = "1"  # a voice or checkpoint that is not found is not worth a wait for the network
 
 import numpy as np
@@ -57,6 +58,7 @@ def _machine() -> bytes:
     packages = [importlib.metadata.version(p) for p in ("apache-tvm", "apache-tvm-ffi", "kokoro-tvm")]
     extern = hashlib.sha256(native.load_externs().read_bytes()).hexdigest()
     flags = [line for line in _cpuinfo() if line.startswith(("flags", "Features", "model name"))][:2]
+    packages += [p.read_text(encoding="utf-8") for p in sorted((PACKAGE / "tuning").glob("*.json"))]
     return "\n".join([*packages, extern, platform.machine(), *flags]).encode()
 
 

@@ -15,7 +15,7 @@ PACKAGE = Path(kokoro_tvm.__file__).parent
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 OURS = "kokoro_tvm"
 
-TORCH_ALLOWED = ("reference/", "export/", "validate/")
+TORCH_ALLOWED = ("reference/", "export/", "validate/", "bench/")
 TORCH_LAZY = ("cli/bench_bilstm.py", "cli/build.py")
 """Compare with PyTorch, or hand it a dtype, and import it inside a function: the command line starts without it."""
 PYTORCH_SIDE = ("torch", "kokoro", "transformers")
@@ -27,6 +27,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels/": ("tvm.relax", f"{OURS}.passes", f"{OURS}.export", f"{OURS}.compile", f"{OURS}.runtime", *PYTORCH_SIDE),
     "passes/": (f"{OURS}.export", f"{OURS}.compile", f"{OURS}.runtime", f"{OURS}.reference", *PYTORCH_SIDE),
     "export/": (f"{OURS}.passes", f"{OURS}.kernels", f"{OURS}.runtime", f"{OURS}.compile", f"{OURS}.validate"),
+    "bench/peers/ours.py": (*PYTORCH_SIDE, "tvm", *COMPILER_SIDE, f"{OURS}.reference", f"{OURS}.validate", f"{OURS}.targets"),
+    "bench/worker.py": (*PYTORCH_SIDE, "tvm", *COMPILER_SIDE, f"{OURS}.validate", f"{OURS}.targets"),
     "artifact.py": ("tvm", "tvm_ffi", *PYTORCH_SIDE, *COMPILER_SIDE, f"{OURS}.runtime"),
     "compile.py": (f"{OURS}.runtime", f"{OURS}.validate"),
     "stages.py": (OURS, "tvm", *PYTORCH_SIDE),

@@ -94,9 +94,11 @@ class Runner {
   /*! \brief Set a track to its first step, and zero its direction's half of the padded outputs. */
   void Start(Track* track) const {
     const int64_t hidden = shape_.hidden;
-    const float* b_ih = arrays_.b_ih + track->direction * 4 * hidden;
-    const float* b_hh = arrays_.b_hh + track->direction * 4 * hidden;
-    for (int64_t i = 0; i < 4 * hidden; ++i) track->bias[i] = b_ih[i] + b_hh[i];
+    if (!arrays_.gates) {
+      const float* b_ih = arrays_.b_ih + track->direction * 4 * hidden;
+      const float* b_hh = arrays_.b_hh + track->direction * 4 * hidden;
+      for (int64_t i = 0; i < 4 * hidden; ++i) track->bias[i] = b_ih[i] + b_hh[i];
+    }
     for (int64_t j = 0; j < track->size; ++j) {
       const int64_t state = (track->direction * shape_.batch + track->samples[j]) * hidden;
       LoadState(arrays_.h0, state, track->h + j * PadRow(hidden));
@@ -108,24 +110,29 @@ class Runner {
     track->end = 0;
   }
 
-  /*! \brief Gather the inputs of the next chunk. False when the track has no step left. */
+  /*! \brief Gather the inputs, or the gates, of the next chunk. False when the track has no step left. */
   bool Advance(Track* track, int64_t steps) const {
+    const int64_t cols = 4 * shape_.hidden;
     track->begin = track->end;
     track->end = std::min(track->begin + steps, Length(*track, 0));
     track->rows = 0;
     for (int64_t s = track->begin; s < track->end; ++s) {
       const int64_t active = Active(*track, s);
       for (int64_t j = 0; j < active; ++j, ++track->rows) {
-        const float* row = arrays_.x + (track->samples[j] * shape_.steps + Time(*track, j, s)) * shape_.input;
-        std::memcpy(track->inputs + track->rows * PadRow(shape_.input), row,
-                    static_cast<size_t>(shape_.input) * sizeof(float));
+        const int64_t row = track->samples[j] * shape_.steps + Time(*track, j, s);
+        if (arrays_.gates) {
+          std::copy_n(arrays_.gates + (2 * row + track->direction) * cols, cols, track->gates + track->rows * cols);
+        } else {
+          std::copy_n(arrays_.x + row * shape_.input, shape_.input, track->inputs + track->rows * PadRow(shape_.input));
+        }
       }
     }
     return track->begin < track->end;
   }
 
-  /*! \brief One of the equal slices of gates = w_ih x + b_ih + b_hh over the rows of the chunk. */
+  /*! \brief One of the equal slices of gates = w_ih x + b_ih + b_hh over the rows of the chunk, unless given. */
   void Project(const Track& track, int64_t slice, int64_t slices) const {
+    if (arrays_.gates) return;
     const int64_t first = track.rows * slice / slices;
     const int64_t rows = track.rows * (slice + 1) / slices - first;
     const int64_t cols = 4 * shape_.hidden;

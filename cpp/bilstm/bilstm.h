@@ -24,7 +24,7 @@
 namespace kokoro_tvm {
 namespace bilstm {
 
-/*! \brief Extents, all at least 1. Shape legend below: B batch, N steps (the capacity), I input, H hidden. */
+/*! \brief Extents, all at least 1, but input 0 with Arrays::gates. Legend: B batch, N steps (capacity), I input, H hidden. */
 struct Shape {
   int64_t batch;
   int64_t steps;
@@ -50,6 +50,7 @@ struct Arrays {
   float* y;                //!< [B, N, 2H]: the forward direction in [..., :H], the backward one in [..., H:]
   float* h_n;              //!< [2, B, H], the state after each direction's last step, or null
   float* c_n;              //!< [2, B, H], or null
+  const float* gates;      //!< [B, N, 2, 4H]: w_ih x_t + b_ih + b_hh; then x, w_ih, b_ih and b_hh are not read. Or null
 };
 
 /*!

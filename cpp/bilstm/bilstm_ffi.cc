@@ -152,6 +152,20 @@ void* Scratch(size_t bytes) {
   return memory.get();
 }
 
+void CheckLengths(const int64_t* lengths, const Shape& shape, const char* of) {
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    if (lengths[b] < 1 || lengths[b] > shape.steps) {
+      TVM_FFI_THROW(ValueError) << "bilstm: lengths[" << b << "] is " << lengths[b] << ", expected 1 to " << shape.steps
+                                << " (the steps of " << of << ")";
+    }
+  }
+}
+
+void RunOnPool(const Shape& shape, const Arrays& arrays) {
+  const Executor executor = TvmExecutor();
+  Run(shape, arrays, executor, Scratch(ScratchBytes(shape, executor.num_threads)));
+}
+
 struct States {
   TensorView h0, c0, h_n, c_n;
 };
@@ -211,16 +225,10 @@ void CheckAndRun(const TensorView& x, const TensorView& lengths, const TensorVie
     arrays.h_n = Data<float>("h_n", states->h_n);
     arrays.c_n = Data<float>("c_n", states->c_n);
   }
-  for (int64_t b = 0; b < B; ++b) {
-    if (arrays.lengths[b] < 1 || arrays.lengths[b] > N) {
-      TVM_FFI_THROW(ValueError) << "bilstm: lengths[" << b << "] is " << arrays.lengths[b] << ", expected 1 to " << N
-                                << " (the steps of x)";
-    }
-  }
+  CheckLengths(arrays.lengths, shape, "x");
 
   // 2. Run.
-  const Executor executor = TvmExecutor();
-  Run(shape, arrays, executor, Scratch(ScratchBytes(shape, executor.num_threads)));
+  RunOnPool(shape, arrays);
 }
 
 }  // namespace
@@ -234,6 +242,39 @@ void BiLstmStateful(TensorView x, TensorView lengths, TensorView w_ih, TensorVie
                     TensorView b_hh, TensorView h0, TensorView c0, TensorView y, TensorView h_n, TensorView c_n) {
   const States states{h0, c0, h_n, c_n};
   CheckAndRun(x, lengths, w_ih, w_hh, b_ih, b_hh, y, &states);
+}
+
+void BiLstmRecurrence(TensorView gates, TensorView lengths, TensorView w_hh, TensorView y) {
+  // 1. Validate.
+  CheckTensor("gates", gates, kDLFloat, 32, 3);
+  CheckTensor("lengths", lengths, kDLInt, 64, 1);
+  CheckTensor("w_hh", w_hh, kDLFloat, 32, 3);
+  CheckTensor("y", y, kDLFloat, 32, 3);
+  const Shape shape{gates.size(0), gates.size(1), 0, w_hh.size(2)};
+  const int64_t B = shape.batch, N = shape.steps, H = shape.hidden;
+  if (B < 1 || N < 1) {
+    TVM_FFI_THROW(ValueError) << "bilstm: gates has shape " << ShapeText(gates.shape())
+                              << ", expected no empty dimension";
+  }
+  if (H < 1) {
+    TVM_FFI_THROW(ValueError) << "bilstm: w_hh has shape " << ShapeText(w_hh.shape())
+                              << ", expected at least one hidden unit";
+  }
+  CheckShape("gates", gates, {B, N, 8 * H}, "[batch, steps, 8 * hidden]");
+  CheckShape("lengths", lengths, {B}, "[batch]");
+  CheckShape("w_hh", w_hh, {2, 4 * H, H}, "[2, 4 * hidden, hidden]");
+  CheckShape("y", y, {B, N, 2 * H}, "[batch, steps, 2 * hidden]");
+  Arrays arrays{};
+  arrays.gates = Data<float>("gates", gates);
+  arrays.lengths = Data<int64_t>("lengths", lengths);
+  arrays.w_hh = Data<float>("w_hh", w_hh);
+  arrays.y = Data<float>("y", y);
+  const Named inputs[] = {{"gates", gates}, {"lengths", lengths}, {"w_hh", w_hh}};
+  for (const Named& input : inputs) CheckOverlap({"y", y}, input);
+  CheckLengths(arrays.lengths, shape, "gates");
+
+  // 2. Run.
+  RunOnPool(shape, arrays);
 }
 
 }  // namespace bilstm

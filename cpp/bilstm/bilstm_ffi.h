@@ -32,6 +32,12 @@ void BiLstm(TensorView x, TensorView lengths, TensorView w_ih, TensorView w_hh, 
 void BiLstmStateful(TensorView x, TensorView lengths, TensorView w_ih, TensorView w_hh, TensorView b_ih,
                     TensorView b_hh, TensorView h0, TensorView c0, TensorView y, TensorView h_n, TensorView c_n);
 
+/*!
+ * \brief The recurrence alone: gates f32[B,N,8H] (w_ih x + b_ih + b_hh, the forward direction's 4H first), lengths i64[B],
+ *        w_hh f32[2,4H,H] -> y f32[B,N,2H]. For a projection that is made elsewhere, in another precision.
+ */
+void BiLstmRecurrence(TensorView gates, TensorView lengths, TensorView w_hh, TensorView y);
+
 }  // namespace bilstm
 }  // namespace kokoro_tvm
 

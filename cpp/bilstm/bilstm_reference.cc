@@ -27,7 +27,8 @@ void RunReference(const Shape& shape, const Arrays& arrays) {
         const int64_t t = d == 0 ? s : length - 1 - s;
         for (int64_t r = 0; r < 4 * H; ++r) {
           const int64_t row = d * 4 * H + r;
-          double sum = static_cast<double>(arrays.b_ih[row]) + static_cast<double>(arrays.b_hh[row]);
+          double sum = arrays.gates ? static_cast<double>(arrays.gates[(b * N + t) * 8 * H + row])
+                                    : static_cast<double>(arrays.b_ih[row]) + static_cast<double>(arrays.b_hh[row]);
           for (int64_t k = 0; k < I; ++k) {
             sum += static_cast<double>(arrays.w_ih[row * I + k]) * static_cast<double>(arrays.x[(b * N + t) * I + k]);
           }

@@ -6,6 +6,7 @@
  */
 #include "bilstm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -43,7 +44,7 @@ int failures = 0;
 struct Problem {
   Shape shape;
   std::vector<int64_t> lengths;
-  std::vector<float> x, w_ih, w_hh, b_ih, b_hh, h0, c0, y, h_n, c_n;
+  std::vector<float> x, w_ih, w_hh, b_ih, b_hh, h0, c0, y, h_n, c_n, gates;
   bool stateful;
 
   Problem(int64_t input, int64_t hidden, int64_t steps, std::vector<int64_t> sample_lengths, bool with_states = false)
@@ -82,7 +83,15 @@ struct Problem {
             stateful ? c0.data() : nullptr,
             y.data(),
             stateful ? h_n.data() : nullptr,
-            stateful ? c_n.data() : nullptr};
+            stateful ? c_n.data() : nullptr,
+            gates.empty() ? nullptr : gates.data()};
+  }
+
+  /*! \brief The problem that begins with the gates: they take the place of the input, its weights and the biases. */
+  void GiveGates(std::mt19937* rng) {
+    Fill(&gates, shape.batch * shape.steps * 8 * shape.hidden, 3.0f, rng);
+    shape.input = 0;
+    for (auto* v : {&x, &w_ih, &b_ih, &b_hh}) v->clear();
   }
 
   void RunKernel(Isa isa, int64_t threads) {
@@ -290,6 +299,21 @@ void Extremes() {
   }
 }
 
+// The recurrence alone, with gates past the lengths that must not be read.
+void Recurrence() {
+  std::mt19937 rng(1);
+  for (int64_t hidden : {1, 5, 8, 17, 33, 256}) {
+    Problem p(3, hidden, 80, {80, 1, 17, 66}, true);
+    p.GiveGates(&rng);
+    const size_t row = static_cast<size_t>(8 * hidden);
+    for (size_t b = 0; b < 4; ++b) {
+      const auto begin = p.gates.begin() + static_cast<std::ptrdiff_t>(b * 80 * row);
+      std::fill(begin + static_cast<std::ptrdiff_t>(static_cast<size_t>(p.lengths[b]) * row), begin + static_cast<std::ptrdiff_t>(80 * row), kNaN);
+    }
+    Check(p);
+  }
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -297,7 +321,7 @@ struct Case {
 
 constexpr Case kCases[] = {{"grid", Grid},           {"lengths", Lengths},  {"long", Long},
                            {"states", States},       {"threads", Threads},  {"poison", Poison},
-                           {"alignment", Alignment}, {"extremes", Extremes}};
+                           {"alignment", Alignment}, {"extremes", Extremes}, {"recurrence", Recurrence}};
 
 }  // namespace
 

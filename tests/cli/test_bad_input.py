@@ -295,3 +295,32 @@ def test_incomplete_manifest(key: str, artifact_copy: Path, voices_dir: Path, co
 def test_no_artifact(tmp_path: Path, voices_dir: Path, command_line: CommandLine) -> None:
     _refuse_artifact(tmp_path / "nothing", "no artifact", voices_dir, command_line)
     command_line.refused("no artifact", "info", tmp_path)
+
+
+BENCHMARK_MISTAKES: dict[str, tuple[list[str], str]] = {
+    "unknown peer": (["bench", "--peers", "torch,mxnet"], "unknown peer mxnet; expected some of: torch"),
+    "seconds no number": (["bench", "--seconds", "1,two"], "--seconds must be numbers"),
+    "no seconds": (["bench", "--seconds", ","], "--seconds must be numbers"),
+    "seconds out of range": (["bench", "--seconds", "0,nan,3"], "--seconds must lie within"),
+    "no threads": (["bench", "--threads", "0"], "--threads must lie within"),
+    "more threads than CPUs": (["bench", "--threads", "4096"], "--threads must lie within"),
+    "no runs": (["bench", "--runs", "0"], "--runs must be at least 1"),
+    "no checkpoint there": (["bench", "--checkpoint", "no/such/file.pth"], "no weight file"),
+    "figures that are not there": (["bench", "--from", "no/such.json"], "holds no figures"),
+    "unknown component": (["profile", "--component", "brain"], "unknown component 'brain'"),
+    "profile without an artifact": (["profile", "--artifact", "no/such/artifact"], "no artifact"),
+    "CPU time of two threads": (["profile", "--clock", "cpu"], "cpu with --threads 1"),
+    "profile without runs": (["profile", "--runs", "0"], "must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", BENCHMARK_MISTAKES)
+def test_benchmarks(case: str, command_line: CommandLine, tmp_path: Path) -> None:
+    arguments, message = BENCHMARK_MISTAKES[case]
+    cache = ["--cache", tmp_path / "cache"]
+    command_line.refused(message, *arguments, *cache, "--json", command_line.output)
+
+
+def test_benchmarks_find_out_first_whether_they_can_write(command_line: CommandLine, tmp_path: Path) -> None:
+    for command in ("bench", "profile"):
+        command_line.refused("cannot write", command, "--json", tmp_path / "nowhere" / "a.json")

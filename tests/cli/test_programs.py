@@ -46,7 +46,7 @@ def test_help_names_every_subcommand(command_line: CommandLine) -> None:
     assert command_line().out == result.out
 
 
-@pytest.mark.parametrize("name", ["port-encoder", "port-decoder", "bench-lstm"])
+@pytest.mark.parametrize("name", ["port-encoder", "port-decoder", "bench-lstm", "bench", "profile", "tune"])
 def test_delegates(name: str, command_line: CommandLine) -> None:
     result = command_line(name, "--help")
     assert result.code == 0, result.err

@@ -99,6 +99,7 @@ class Manifest:
     config: dict[str, Any]
     extern: FileRecord | None = None
     components: dict[str, ComponentRecord] = field(default_factory=dict)
+    tuning: str = ""
     schema: int = SCHEMA
 
     @property

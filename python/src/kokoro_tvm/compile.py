@@ -123,6 +123,7 @@ class CompileOptions:
             ("cpu", self.target.mcpu),
             ("features", " ".join(self.target.features) or "baseline"),
             ("tile", f"{self.target.tile.rows} x {self.target.tile.width}"),
+            ("tuning", f"{len(self.target.tile.tuned)} layers" if self.target.tile.tuned else "none, default tiles"),
             ("capacity", f"{self.seq_len} tokens, {self.aligned_len} frames"),
             ("lstm", self.lstm_method),
         ]
@@ -193,6 +194,7 @@ def _blank_manifest(checkpoint: Checkpoint, options: CompileOptions) -> Manifest
         aligned_len=options.aligned_len,
         checkpoint=CheckpointRecord(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic),
         config=checkpoint.config.to_dict(),
+        tuning=target.tile.tuning,
     )
 
 

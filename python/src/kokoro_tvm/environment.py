@@ -29,6 +29,12 @@ def thread_limit() -> int:
     return int(os.environ.get("TVM_NUM_THREADS", cpu_count()))
 
 
+def tuning_folder() -> Path:
+    """``KOKORO_TVM_TUNING``: where this user's tuning records lie; a folder of the user's cache if absent."""
+    named = os.environ.get("KOKORO_TVM_TUNING")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kokoro-tvm" / "tuning"
+
+
 def debug_traceback() -> bool:
     """``KOKORO_TVM_DEBUG=1``: command lines show a traceback instead of one line."""
     return os.environ.get("KOKORO_TVM_DEBUG", "") not in ("", "0")

@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 
 from kokoro_tvm.errors import InputError
+from kokoro_tvm.kernels import records
 from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.kernels.metal import tile as metal_tiles
 from kokoro_tvm.kernels.tile import Tile
@@ -186,7 +187,7 @@ def cpu_target(target: str = "llvm", mcpu: str | None = None) -> CpuTarget:
         close = [k for k in known if k.startswith(mcpu[:4])] or known
         raise InputError(f"unknown CPU {mcpu!r} for {machine}; expected one of: {', '.join(close)}")
     features = _features(attributes, machine)
-    return CpuTarget(mcpu, machine, system, _tile(machine, features), features, attributes)
+    return CpuTarget(mcpu, machine, system, records.tuned(_tile(machine, features), mcpu), features, attributes)
 
 
 def _host_triple() -> str:
@@ -210,4 +211,4 @@ def _this_cpu() -> CpuTarget:
         attributes["mattr"] = [f"-{f}" for f in hidden]
     features = tuple(f for f in ISA_FEATURES.get(machine, ()) if f in nominal and (f in real or f not in known))
     system = platform.system().lower().replace("darwin", "macos")
-    return CpuTarget(mcpu, machine, system, _tile(machine, features), features, attributes)
+    return CpuTarget(mcpu, machine, system, records.tuned(_tile(machine, features), mcpu), features, attributes)

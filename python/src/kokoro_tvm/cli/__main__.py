@@ -35,6 +35,9 @@ DELEGATES = {
 """Subcommands that are programs of their own: module and help line."""
 
 BENCHMARKS = {
+    "bench": ("bench", "bench", "Time this engine against PyTorch, ONNX Runtime and OpenVINO."),
+    "profile": ("profile", "profile", "Every kernel's time against what this CPU can do."),
+    "tune": ("tune", "tune", "Measure the fastest kernel parameters for a CPU, here or through RPC."),
     "bench-lstm": ("bench_bilstm", "main", "Time the bidirectional LSTM against PyTorch's."),
     "bench-capacity": ("bench_capacity", "bench_capacity", "Time and memory of short utterances in large buffers."),
 }

@@ -103,6 +103,11 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def wide_console() -> Console:
+    """For tables that should not be cut to 80 columns where the output is a file or a pipe."""
+    return console if console.is_terminal else Console(soft_wrap=True, highlight=False, width=160)
+
+
 def rows_table(rows: Sequence[tuple[str, str]], title: str | None = None) -> Table:
     """Names and values, one pair a line."""
     table = Table(title=title, show_header=False, title_justify="left")

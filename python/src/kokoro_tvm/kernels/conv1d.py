@@ -163,7 +163,7 @@ def _block(conv: Conv1d, tile: Tile) -> int:
 
 def _panel_group(panels: int, tile: Tile) -> int:
     """Weight panels that one task works through: few enough that a short input still makes several tasks."""
-    most = max(1, 256 // tile.width)
+    most = max(1, tile.columns // tile.width)
     return next(n for n in range(min(panels, most), 0, -1) if panels % n == 0)
 
 

@@ -8,6 +8,7 @@ What it is not: aware of models or files.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,11 +31,16 @@ _PACKERS: dict[str, Packer] = {
 def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     """Applies the layout ``conv1d``, ``bias``, ``style_linear``, ``gates``, ``recurrent`` or ``transposed:<stride>``.
 
+    ``@<width>`` behind it asks for panels of another width than the tile's.
+
     Raises:
         KeyError: There is no such layout.
     """
     if isinstance(tile, MetalTile):
         return metal.pack(layout, weight, tile)
+    layout, _, width = layout.partition("@")
+    if width:
+        tile = replace(tile, lanes=int(width), vectors=1, rows=1, block=1)
     name, _, argument = layout.partition(":")
     if name == "transposed":
         return conv1d.pack_transposed_weight(weight, int(argument), tile.width)

@@ -5,7 +5,8 @@ What it is: vector width and block sizes, chosen by the target preset. What it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,16 @@ class Tile:
             into the register file.
         block: Time rows that one parallel task owns, a multiple of ``rows``. The task's input, with its prologue applied, is
             packed once and should stay in the level-2 cache.
+        columns: Output channels that one parallel task works through at most.
+        tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
 
     lanes: int
     vectors: int
     rows: int
     block: int
+    columns: int = 256
+    tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.block % self.rows:
@@ -32,6 +37,15 @@ class Tile:
         if self.rows * self.width * 4 > 1024:
             # TVM moves larger local buffers from the stack to the workspace allocator: every accumulate goes through memory.
             raise ValueError(f"accumulators of {self.rows} x {self.width} float32 exceed 1024 bytes")
+
+    def best(self, layer: str) -> Tile:
+        """The tile for a layer: a tuned one, else this."""
+        return dict(self.tuned).get(layer, self)
+
+    @property
+    def tuning(self) -> str:
+        """Names the tuning: machine code and packed weights of different ones do not fit together. Empty for none."""
+        return hashlib.sha256(repr(self.tuned).encode()).hexdigest()[:12] if self.tuned else ""
 
     @property
     def width(self) -> int:

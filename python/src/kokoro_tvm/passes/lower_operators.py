@@ -21,12 +21,15 @@ import tvm
 from tvm import relax, tirx
 
 from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
+from kokoro_tvm.kernels.records import layer_name
 from kokoro_tvm.kernels.selection import Tile, kernel_set
 from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
+Accumulate = Literal["float32", "float64"]
 
 PACKING = "kokoro_tvm.packing"
 """Function attribute: JSON object from weight parameter to layout name (``kernels.packing``)."""
@@ -62,7 +65,7 @@ class Lowering:
 
     tile: Tile
     lstm_method: LstmMethod
-    accumulate: Literal["float32", "float64"]
+    accumulate: Accumulate
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
@@ -77,8 +80,10 @@ class Lowering:
         kernel = kernel.with_attr("tirx.is_scheduled", True)
         return relax.call_tir(self.builder.add_func(kernel, name), relax.Tuple(arguments), out)
 
-    def packed(self, weight: relax.Var, layout_name: str) -> relax.Var:
-        """Notes that a weight has to be in a layout."""
+    def packed(self, weight: relax.Var, layout_name: str, tile: Tile | None = None) -> relax.Var:
+        """Notes that a weight has to be in a layout, for a tile of its own if one is given."""
+        if tile is not None and tile.width != self.tile.width:
+            layout_name = f"{layout_name}@{tile.width}"
         if self.layouts.setdefault(weight, layout_name) != layout_name:
             raise RuntimeError(f"{weight} is needed as {self.layouts[weight]} and as {layout_name}")
         return weight
@@ -89,9 +94,9 @@ def _conv1d_kernel(conv: Conv1d, tile: Tile) -> tirx.PrimFunc:
     return kernel_set(tile).conv1d.kernel(conv, tile)
 
 
-def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
     a = call.attributes
-    conv = Conv1d(
+    return Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 0),
         taps=_extent(call["weight"], 2),
@@ -107,20 +112,25 @@ def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         residual_shift=a["residual_shift"],
         scale=a["scale"],
         epilogue=a["epilogue"],
-        accumulate=low.accumulate,
+        accumulate=accumulate,
     )
-    weights = [low.packed(call["weight"], "conv1d")] + [low.packed(b, "bias") for b in call.present("bias")]
+
+
+def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+    conv = _conv1d_of(call, low.accumulate)
+    tile = low.tile.best(layer_name(conv))
+    weights = [low.packed(call["weight"], "conv1d", tile)] + [low.packed(b, "bias", tile) for b in call.present("bias")]
     rest = call.present("coef", "alpha", "residual", "residual2")
-    return low.call(_conv1d_kernel(conv, low.tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
+    return low.call(_conv1d_kernel(conv, tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
 
 
-def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
     a = call.attributes
     taps, stride = _extent(call["weight"], 2), a["stride"]
     if taps % stride:
         raise RuntimeError(f"transposed convolution of {taps} taps and stride {stride}: taps must be a multiple of the stride")
     span = taps // stride - 1
-    conv = Conv1d(
+    return Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 1),
         taps=taps // stride,
@@ -132,11 +142,16 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         prologue="leaky",
         slope=a["slope"],
         residuals=len(call.present("residual")),
-        accumulate=low.accumulate,
+        accumulate=accumulate,
     )
-    weights = [low.packed(call["weight"], f"transposed:{stride}"), low.packed(call["bias"], "bias")]
+
+
+def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
+    conv = _conv_transpose1d_of(call, low.accumulate)
+    tile = low.tile.best(layer_name(conv))
+    weights = [low.packed(call["weight"], f"transposed:{conv.phases}", tile), low.packed(call["bias"], "bias", tile)]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
-    return low.call(_conv1d_kernel(conv, low.tile), "conv_transpose1d", arguments, call.type)
+    return low.call(_conv1d_kernel(conv, tile), "conv_transpose1d", arguments, call.type)
 
 
 def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
@@ -258,7 +273,7 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
 """Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
 
 
-def _accumulate(function: str) -> Literal["float32", "float64"]:
+def _accumulate(function: str) -> Accumulate:
     return COMPONENTS[function].accumulate if function in COMPONENTS else "float32"
 
 
@@ -274,6 +289,21 @@ def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> Op
         else:
             found[n], *tensors = tensors
     return OperatorCall(found, attributes, out)
+
+
+def convolutions(name: str, function: relax.Function) -> list[tuple[Conv1d, relax.Expr]]:
+    """Every convolution of the exported function ``name``, and its input's type (for the number of rows)."""
+    makers = {"conv1d": _conv1d_of, "conv_transpose1d": _conv_transpose1d_of}
+    found: list[tuple[Conv1d, relax.Expr]] = []
+    for binding in (b for block in function.body.blocks for b in block.bindings):
+        call = binding.value
+        if not isinstance(call, relax.Call) or call.op != tvm.ir.Op.get("relax.call_dps_packed"):
+            continue
+        kind = str(call.args[0].global_symbol).removeprefix(f"{NAMESPACE}.")
+        if kind in makers:
+            operator = _parsed(kind, list(call.args[1].fields), call.ty_args[0])
+            found.append((makers[kind](operator, _accumulate(name)), operator["x"].ty))
+    return found
 
 
 @relax.expr_functor.mutator
@@ -317,7 +347,9 @@ class LowerOperators:
         """Lowers every Relax function."""
         for global_var, function in module.functions_items():
             if isinstance(function, relax.Function):
-                mutator = _Mutator(module, self.tile, self.lstm_method, _accumulate(global_var.name_hint))
+                # A GPU has no float64.
+                accumulate = "float32" if isinstance(self.tile, MetalTile) else _accumulate(global_var.name_hint)
+                mutator = _Mutator(module, self.tile, self.lstm_method, accumulate)
                 lowered = mutator.visit_expr(function)
                 module = mutator.builder_.get()
                 module[global_var] = self._with_layouts(lowered, mutator.lowering.layouts)

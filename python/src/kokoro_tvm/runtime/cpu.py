@@ -51,3 +51,10 @@ def model_name() -> str:
     except OSError:
         return platform.processor() or machine()
     return next((entry.partition(":")[2].strip() for entry in lines if entry.startswith("model name")), machine())
+
+
+def vector_features() -> str:
+    """What it has for vectors, in /proc/cpuinfo's names; ``unknown`` where there is no such file."""
+    flags = _flags()
+    wanted = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "asimddp", "bf16", "sve")
+    return "unknown" if flags is None else " ".join(f for f in wanted if f in flags) or "none"

@@ -13,7 +13,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -32,6 +32,10 @@ from kokoro_tvm.errors import ArtifactError, CapacityError, InputError, Toolchai
 from kokoro_tvm.runtime import cpu
 from kokoro_tvm.runtime.device import Cpu, Device, Metal
 from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
+
+Observer = Callable[[str, bool, tuple[object, ...]], None]
+"""See ``Engine.observe``."""
+
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +68,7 @@ class _Worker(threading.local):
 
     def __init__(self) -> None:
         self.functions: dict[str, tvm_ffi.Function] = {}
-        self.machines: list[tvm_ffi.Module] = []
+        self.machines: dict[str, tvm_ffi.Module] = {}
         self.threads: int | None = None
 
 
@@ -130,7 +134,7 @@ class Engine:
                 raise ArtifactError(f"component {name!r} was not loaded")
             machine = self._executables[name].get_function("vm_load_executable")()
             machine.get_function("vm_initialization")(*self._device.machine)
-            worker.machines.append(machine)
+            worker.machines[name] = machine
             worker.functions[name] = machine.get_function(name)
         return worker.functions[name]
 
@@ -159,6 +163,19 @@ class Engine:
         del result, tensors
         self._release()
         return outputs
+
+    def observe(self, name: str, listener: Observer) -> None:
+        """Lets ``listener`` hear of every call inside a component, from now on and in the calling thread only.
+
+        It is told the function's name, whether the call is about to begin (else it just ended), and its arguments.
+        """
+        self._function(name)
+
+        def instrument(_function: object, symbol: str, before: bool, _result: object, *arguments: object) -> int:
+            listener(symbol, before, arguments)
+            return 0
+
+        self._worker.machines[name].get_function("set_instrument")(tvm_ffi.convert(instrument))
 
     def _checked(self, component: Component, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         if len(inputs) != len(component.inputs):

@@ -214,6 +214,8 @@ def load_operators(directory: Path | str, component: str, model: KModel, cache: 
     if component not in manifest.components:
         raise ArtifactError(f"{directory} lacks {component}; compile it into it")
     tile = cpu_target(manifest.target.name, manifest.target.mcpu).tile
+    if manifest.tuning != tile.tuning:
+        raise ArtifactError(f"{directory} was compiled with other tuning records than are there now; compile it again")
     native.load_externs()
     executable = tvm_ffi.load_module(str(directory / manifest.components[component].library.name))
     return Operators(component, executable.imports[0], tile, _plans(manifest, component, model, cache))

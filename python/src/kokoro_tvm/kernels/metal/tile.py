@@ -6,6 +6,7 @@ What it is: sizes of thread groups and of their tiles. What it is not: a TVM tar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 SIMD = 32
 """Threads that run in lockstep and can exchange registers."""
@@ -33,6 +34,14 @@ class Tile:
     rows: int = 64
     width: int = 64
     chunk: int = 16
+
+    tuned: ClassVar[tuple[()]] = ()
+    tuning: ClassVar[str] = ""
+    """There is no tuning per layer: nothing can be measured here."""
+
+    def best(self, layer: str) -> Tile:
+        """The tile for a layer: this."""
+        return self
 
 
 APPLE = Tile()

@@ -1,0 +1,196 @@
+"""Sets the engines up: weights, artifact and ONNX graphs of one checkpoint, made once and kept.
+
+What it is: files in a cache folder whose names say what they depend on, and how long each took to make. What it is not: a
+measurement of running. ``bench.client`` gives each step a process of its own: none of it runs in the one that measures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kokoro_tvm.bench.peers import DECODER, SUBJECTS, WHOLE, Files
+from kokoro_tvm.errors import ArtifactError, CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kokoro_tvm.reference.checkpoint import Checkpoint
+
+OPSET = 17
+SETUP = "setup.json"
+_EXAMPLE = "həlˈO wˈɜɹld, ðə kwˈɪk bɹˈWn fˈɑks."
+_PACKAGE = Path(__file__).resolve().parents[1]
+_COMPILES = ("config.py", "compile.py", "targets.py", "ops.py", "stages.py", "artifact.py", "export", "kernels", "passes")
+"""Sources that decide what an artifact is."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One checkpoint, ready for every engine.
+
+    Attributes:
+        files: Where everything lies or will lie.
+        sha256: Of the checkpoint.
+        source: Where it came from, for reports.
+        synthetic: Whether it is nobody's voice.
+        vocabulary: Phoneme to token id.
+    """
+
+    files: Files
+    sha256: str
+    source: str
+    synthetic: bool
+    vocabulary: dict[str, int]
+
+
+def weights(cache: Path, checkpoint: Path | None, artifact: Path | None) -> Weights:
+    """Finds the checkpoint, or makes a synthetic one where the hub cannot be reached, and writes it as kokoro reads it.
+
+    Args:
+        cache: Folder for everything that is made.
+        checkpoint: A weight file or its folder; the model hub's if None.
+        artifact: An artifact to measure; one in the cache if None.
+
+    Raises:
+        CheckpointError: The checkpoint was named and cannot be read.
+        ArtifactError: The artifact is of another checkpoint.
+    """
+    import torch
+
+    from kokoro_tvm.artifact import read_manifest
+    from kokoro_tvm.reference.checkpoint import CHECKPOINT_FILE, CONFIG_FILE, SYNTHETIC_MARKER
+
+    loaded, path = _checkpoint(cache, checkpoint)
+    folder = cache / f"weights-{loaded.sha256[:12]}"
+    files = Files(
+        checkpoint=path,
+        weights=folder / CHECKPOINT_FILE,
+        config=folder / CONFIG_FILE,
+        artifact=artifact or cache / f"artifact-{loaded.sha256[:12]}-{_digest(_COMPILES)}",
+        onnx=cache / f"onnx-{loaded.sha256[:12]}-{importlib.metadata.version('torch')}-{_digest(('bench/prepare.py',))}",
+        voice=folder / "voice.bin" if loaded.synthetic else None,
+    )
+    if artifact is not None and (other := read_manifest(artifact).checkpoint).sha256 != loaded.sha256:
+        raise ArtifactError(f"{artifact} was compiled from {other.source}, not from {loaded.source}: name its checkpoint")
+
+    def make(target: Path) -> None:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        content.pop(SYNTHETIC_MARKER, None)
+        torch.save(content, target / CHECKPOINT_FILE)
+        (target / CONFIG_FILE).write_text(json.dumps(loaded.config.to_dict(), ensure_ascii=False), encoding="utf-8")
+        if loaded.synthetic:
+            from kokoro_tvm.reference.synthetic import write_synthetic_voice
+
+            write_synthetic_voice(target / "voice.bin")
+
+    _once(folder, make)
+    return Weights(files, loaded.sha256, loaded.source, loaded.synthetic, loaded.config.vocab)
+
+
+def _checkpoint(cache: Path, named: Path | None) -> tuple[Checkpoint, Path]:
+    from kokoro_tvm.reference.checkpoint import CHECKPOINT_FILE, load_checkpoint
+    from kokoro_tvm.reference.synthetic import write_synthetic_checkpoint
+
+    if named is not None:
+        loaded = load_checkpoint(named)
+        return loaded, Path(loaded.source)
+    try:
+        loaded = load_checkpoint()
+    except CheckpointError:
+        folder = cache / "synthetic"
+        _once(folder, write_synthetic_checkpoint)
+        return load_checkpoint(folder), folder / CHECKPOINT_FILE
+    from huggingface_hub import hf_hub_download
+
+    return loaded, Path(hf_hub_download(*loaded.source.rsplit("/", 1)))
+
+
+def artifact(files: Files) -> float | None:
+    """Compiles the artifact for this CPU unless it is there; returns the seconds that took, None if that is not known."""
+    from kokoro_tvm.compile import CompileOptions, compile_artifact
+    from kokoro_tvm.reference.checkpoint import load_checkpoint
+    from kokoro_tvm.stages import COMPONENTS
+
+    # An artifact's folder holds nothing but what belongs to it.
+    note = files.artifact.with_name(f"{files.artifact.name}.{SETUP}")
+    if not files.artifact.is_dir():
+        start = time.perf_counter()
+        checkpoint = load_checkpoint(files.checkpoint, files.config)
+        compile_artifact(tuple(COMPONENTS), checkpoint, CompileOptions.resolve(checkpoint), files.artifact)
+        note.write_text(json.dumps({"seconds": time.perf_counter() - start}), encoding="utf-8")
+    return json.loads(note.read_text(encoding="utf-8"))["seconds"] if note.is_file() else None
+
+
+def onnx(files: Files) -> float:
+    """Exports kokoro's own graph, as its ``examples/export.py`` does, unless it is there; returns the seconds that took."""
+
+    def make(target: Path) -> None:
+        start = time.perf_counter()
+        for subject in SUBJECTS:
+            _export(subject, files, target / f"{subject}.onnx")
+        (target / SETUP).write_text(json.dumps({"seconds": time.perf_counter() - start}), encoding="utf-8")
+
+    _once(files.onnx, make)
+    return json.loads((files.onnx / SETUP).read_text(encoding="utf-8"))["seconds"]
+
+
+def _export(subject: str, files: Files, path: Path) -> None:
+    import torch
+    from kokoro.model import KModelForONNX
+
+    from kokoro_tvm.bench.peers.pytorch import load_kmodel
+
+    model = load_kmodel(files, disable_complex=True)
+    ids = torch.tensor([[0, *(i for p in _EXAMPLE if (i := model.vocab.get(p)) is not None), 0]])
+    style = torch.randn(1, 256, generator=torch.Generator().manual_seed(0)) * 0.16
+    if subject == WHOLE:
+        module: torch.nn.Module = KModelForONNX(model).eval()
+        inputs: tuple[torch.Tensor, ...] = (ids, style, torch.ones(1))
+        names, outputs = ("input_ids", "style", "speed"), ("waveform", "duration")
+        axes = {"input_ids": {1: "n"}, "waveform": {0: "t"}, "duration": {0: "n"}}
+    else:
+        assert subject == DECODER
+        frames = 40
+        module, curve = model.decoder, torch.linspace(100.0, 200.0, 2 * frames)[None]
+        inputs = (torch.randn(1, model.bert_encoder.out_features, frames), curve, curve.clone() / 100, style[:, :128])
+        names, outputs = ("asr", "f0", "n", "style"), ("audio",)
+        axes = {"asr": {2: "m"}, "f0": {1: "2m"}, "n": {1: "2m"}, "audio": {2: "t"}}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, inputs, str(path), input_names=names, output_names=outputs, dynamic_axes=axes, opset_version=OPSET,
+            do_constant_folding=True, dynamo=False,
+        )  # fmt: skip
+
+
+def _digest(sources: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(importlib.metadata.version("apache-tvm").encode())
+    for source in sources:
+        path = _PACKAGE / source
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _once(folder: Path, make: Callable[[Path], Any]) -> None:
+    """Makes a folder under another name first: what was interrupted is not taken for finished."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        make(scratch)
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
