@@ -267,7 +267,7 @@ def _export(executable: relax.VMExecutable, name: str, target: Target, folder: P
 
 def _check_against_emulated(library: Path, component: RelaxComponent, options: CompileOptions) -> None:
     """Holds a library for macOS to the one that the emulator runs in the tests: only the launching code may differ."""
-    if not macos.can_run_native():
+    if not macos.emulates():
         return
     target = metal_target("linux")
     with tempfile.TemporaryDirectory() as scratch:
