@@ -299,3 +299,40 @@ def test_numpy_entry_refuses_bad_arrays(
 def test_numpy_entry_refuses_negative_threads() -> None:
     with pytest.raises(ValueError, match="num_threads is -1"):
         load_native().bilstm(*(t.numpy() for t in small().inputs), num_threads=-1)
+
+
+def _gates(problem: Problem) -> torch.Tensor:
+    """The projection in float64, rounded once; NaN in the padding."""
+    x = problem.x.double()
+    gates = [x @ problem.w_ih[d].double().T + problem.b_ih[d].double() + problem.b_hh[d].double() for d in (0, 1)]
+    return torch.cat(gates, -1).float()
+
+
+@pytest.mark.parametrize("lengths", [[1], [7, 1, 20], [64, 65, 63, 2]])
+def test_recurrence_alone_is_the_lstm_behind_its_projection(lengths: list[int]) -> None:
+    problem = Problem.make(lengths, input_size=40, hidden=24)
+    y = torch.full((len(lengths), max(lengths), 48), torch.nan)
+    tvm_ffi.get_global_func("kokoro_tvm.bilstm_recurrence")(_gates(problem), problem.lengths, problem.w_hh, y)
+    packed = pack_padded_sequence(problem.x.double(), problem.lengths, batch_first=True, enforce_sorted=False)
+    expected, _ = pad_packed_sequence(problem.lstm.double()(packed)[0], batch_first=True)
+    torch.testing.assert_close(y.double(), expected, atol=1e-6, rtol=0)
+    for b, length in enumerate(lengths):
+        assert not y[b, length:].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda g, n, w, y: (g.double(), n, w, y), TypeError, "gates has dtype float64, expected float32"),
+        (lambda g, n, w, y: (g[..., 1:].contiguous(), n, w, y), ValueError, r"gates has shape \[2, 5, 63\], expected"),
+        (lambda g, n, w, y: (g, n + 5, w, y), ValueError, r"lengths\[0\] is 10, expected 1 to 5 \(the steps of gates\)"),
+        (lambda g, n, w, y: (g, n, w[:1], y), ValueError, r"w_hh has shape \[1, 32, 8\], expected \[2, 32, 8\]"),
+        (lambda g, n, w, y: (g, n, w, g[..., :16].contiguous()[:, :4]), ValueError, "y has"),
+    ],
+)
+def test_recurrence_refuses_what_does_not_fit(change: Callable, error: type[Exception], message: str) -> None:
+    problem = Problem.make([5, 3], input_size=4, hidden=8)
+    y = torch.full((2, 5, 16), 7.0)
+    with pytest.raises(error, match=message):
+        tvm_ffi.get_global_func("kokoro_tvm.bilstm_recurrence")(*change(_gates(problem), problem.lengths, problem.w_hh, y))
+    assert bool((y == 7).all())

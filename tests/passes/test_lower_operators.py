@@ -98,6 +98,18 @@ def test_lstm_method():
     assert json.loads(tir["main"].attrs[PACKING]) == {"w_ih": "gates", "w_hh": "recurrent"}
 
 
+def test_sums_follow_the_component():
+    """What F0 depends on is summed in float64, its LSTM's projection apart from the recurrence."""
+    module = _lstm()
+    module = tvm.IRModule({"duration": module["main"].with_attr("global_symbol", "duration")})
+    lowered = LowerOperators(tiles.AVX2, "extern")(module)
+    assert _calls({"main": lowered["duration"]})[-2:] == [
+        ("relax.call_tir", "conv1d"), ("relax.call_dps_packed", "kokoro_tvm.bilstm_recurrence")
+    ]  # fmt: skip
+    assert "float64" in lowered["conv1d"].script()
+    assert "float64" not in LowerOperators(tiles.AVX2)(_convolutions())["conv1d"].script()
+
+
 def test_unknown_operators_are_left_alone():
     lengths = _tensor("lengths", B, dtype="int64")
     module = _module([("mystery", [lengths], {"absent": []}, (B, N, 8))], [_tensor("x", B, N, 8), lengths])

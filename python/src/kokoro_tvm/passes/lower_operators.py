@@ -2,7 +2,7 @@
 
 ``call_dps_packed("kokoro_tvm.conv1d", …)`` becomes ``call_tir`` of the kernel specialised to its shapes and attributes; weights
 get the layout their kernel reads, named in the function attribute ``kokoro_tvm.packing``. ``--lstm-method`` is decided here: the
-extern, or the TIR recurrence behind a convolution that does the input projection.
+extern or TIR.
 
 What it is: one rule per operator. What it is not: kernels (``kernels/``) or their semantics (``export/ops.py``).
 """
@@ -155,6 +155,7 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
 
 
 def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
+    """One extern where float32 sums do; else the projection as a convolution of one tap, and a recurrence on its gates."""
     names = ("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh")
     if low.lstm_method == "extern" and low.accumulate == "float32":
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm", relax.Tuple(call.present(*names)), call.type)
@@ -166,6 +167,9 @@ def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
     projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates"), bias]
     gates_type = relax.TensorType((batch, rows, 8 * hidden), "float32")
     gates = low.builder.emit(low.call(_conv1d_kernel(conv, low.tile), "conv1d", projection, gates_type), "gates")
+    if low.lstm_method == "extern":
+        recurrence = relax.Tuple([gates, call["lengths"], call["w_hh"]])
+        return relax.call_dps_packed(f"{NAMESPACE}.bilstm_recurrence", recurrence, call.type)
     recurrence = [gates, call["lengths"], low.packed(call["w_hh"], "recurrent")]
     return low.call(low.kernels.bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
 
