@@ -180,3 +180,8 @@ def voices_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = rng.normal(0, 0.16, (1, 1, 256)) + rng.normal(0, 0.004, (510, 1, 256)).cumsum(axis=0) * 0.3
         table.astype("<f4").tofile(folder / f"{name}.bin")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Registers this suite's options."""
+    parser.addoption("--metal-thorough", action="store_true", help="Metal kernels in every mode of the emulator")

@@ -9,7 +9,7 @@ import pytest
 from kokoro_tvm.errors import InputError
 from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.runtime import cpu
-from kokoro_tvm.targets import ISA_FEATURES, PLANNED_TARGETS, TARGETS, cpu_target
+from kokoro_tvm.targets import ISA_FEATURES, METAL_SYSTEMS, TARGETS, cpu_target, metal_target, named_target
 
 X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 CPUs")
 
@@ -51,9 +51,9 @@ def test_apple_is_cross_compiled() -> None:
 @pytest.mark.parametrize(
     ("target", "mcpu", "message"),
     [
-        ("cuda", None, "unknown target 'cuda'; expected one of: llvm"),
+        ("cuda", None, "unknown target 'cuda'; expected one of: llvm, metal-macos, metal-ios"),
         ("", None, "unknown target"),
-        ("metal-macos", None, "Metal kernels are not part of this version"),
+        ("metal-macos", "znver4", "does not go with --target metal-macos"),
         ("llvm", "pentium-9000", "unknown CPU 'pentium-9000'"),
         ("llvm", "apple-m99", "unknown CPU 'apple-m99'"),
         ("llvm", "", "unknown CPU ''"),
@@ -61,11 +61,30 @@ def test_apple_is_cross_compiled() -> None:
 )
 def test_refused(target: str, mcpu: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        cpu_target(target, mcpu)
+        named_target(target, mcpu)
 
 
-def test_planned_targets_are_no_targets() -> None:
-    assert not set(PLANNED_TARGETS) & set(TARGETS)
+def test_a_gpu_is_no_cpu() -> None:
+    with pytest.raises(InputError, match="is no CPU"):
+        cpu_target("metal-macos")
+
+
+@pytest.mark.parametrize(("name", "system"), METAL_SYSTEMS.items())
+def test_metal(name: str, system: str) -> None:
+    assert name in TARGETS
+    target = named_target(name)
+    assert (target.machine, target.system, target.mcpu, target.native) == ("arm64", system, "apple-m1", False)
+    tvm_target = target.tvm_target()
+    assert tvm_target.kind.name == "metal"
+    assert int(tvm_target.attrs["max_num_threads"]) == 256
+    assert f"arm64-apple-{system}" in str(tvm_target.host)
+
+
+def test_metal_for_the_emulator() -> None:
+    target = metal_target("linux")
+    assert target.native
+    assert target.machine == cpu.machine()
+    assert target.tvm_target().host.kind.name == "llvm"
 
 
 def test_missing_features_are_found() -> None:

@@ -1,7 +1,7 @@
 """The artifact: a folder of compiled components that describes itself.
 
     manifest.json                what is in the folder, for which machine, from which checkpoint
-    <component>.so               machine code and virtual-machine code
+    <component>.so               machine code and virtual-machine code; .dylib for macOS
     <component>.safetensors      its weights, in the layout its kernels read, stored once
     libkokoro_tvm_extern.so      the LSTM extern, if the code calls it
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
-from tvm import relax
 
-from kokoro_tvm import native
+from kokoro_tvm import macos, native
 from kokoro_tvm.artifact import (
     MANIFEST,
     CheckpointRecord,
@@ -39,14 +38,16 @@ from kokoro_tvm.artifact import (
 from kokoro_tvm.config import DEFAULT_SEQ_LEN, ModelConfig
 from kokoro_tvm.errors import ArtifactError, InputError, OutputError
 from kokoro_tvm.kernels.packing import pack
-from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.kernels.selection import Tile
 from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
-from kokoro_tvm.passes.pipeline import pipeline
+from kokoro_tvm.passes.pipeline import build, pipeline
 from kokoro_tvm.relax_component import RelaxComponent
 from kokoro_tvm.stages import COMPONENTS
-from kokoro_tvm.targets import CpuTarget, cpu_target
+from kokoro_tvm.targets import METAL_SYSTEMS, MetalTarget, Target, metal_target, named_target
 
 if TYPE_CHECKING:
+    from tvm import relax
+
     from kokoro_tvm.reference.checkpoint import Checkpoint
 
 LSTM_METHODS = ("extern", "tir")
@@ -77,7 +78,7 @@ class CompileOptions:
     """Everything that decides what is built, resolved.
 
     Attributes:
-        target: The CPU.
+        target: The CPU or GPU.
         target_name: The name it was asked for by.
         seq_len: Most tokens of an utterance, begin and end markers included.
         aligned_len: Most duration frames of an utterance.
@@ -85,7 +86,7 @@ class CompileOptions:
         dump_directory: Where to leave readable IR of every phase, if anywhere.
     """
 
-    target: CpuTarget
+    target: Target
     target_name: str
     seq_len: int
     aligned_len: int
@@ -100,7 +101,7 @@ class CompileOptions:
         mcpu: str | None = None,
         seq_len: int = DEFAULT_SEQ_LEN,
         aligned_len: int | None = None,
-        lstm_method: str = "extern",
+        lstm_method: str | None = None,
         dump_directory: Path | None = None,
     ) -> CompileOptions:
         """Checks the options against the model and each other.
@@ -111,7 +112,7 @@ class CompileOptions:
             mcpu: See ``targets``.
             seq_len: Capacity in tokens, at most the model's positions.
             aligned_len: Capacity in frames; by default what ``seq_len`` tokens of the longest duration can need.
-            lstm_method: ``extern`` or ``tir``.
+            lstm_method: ``extern`` or ``tir``; the target's default if None.
             dump_directory: See the class.
 
         Raises:
@@ -126,11 +127,14 @@ class CompileOptions:
             aligned_len = seq_len * config.max_dur
         if aligned_len < 3:
             problems.append(f"--aligned-len must be at least 3 frames, got {aligned_len}")
-        if lstm_method not in LSTM_METHODS:
+        if lstm_method not in (None, *LSTM_METHODS):
             problems.append(f"--lstm-method must be one of {', '.join(LSTM_METHODS)}, got {lstm_method!r}")
+        if lstm_method == "extern" and target in METAL_SYSTEMS:
+            problems.append(f"--lstm-method extern runs on a CPU; --target {target} takes tir")
         if problems:
             raise InputError("; ".join(problems))
-        return cls(cpu_target(target, mcpu), target, seq_len, aligned_len, lstm_method, dump_directory)
+        machine = named_target(target, mcpu)
+        return cls(machine, target, seq_len, aligned_len, lstm_method or machine.lstm_method, dump_directory)
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each, for display before work begins."""
@@ -138,7 +142,7 @@ class CompileOptions:
             ("target", f"{self.target_name} ({self.target.system} {self.target.machine})"),
             ("cpu", self.target.mcpu),
             ("features", " ".join(self.target.features) or "baseline"),
-            ("register tile", f"{self.target.tile.rows} x {self.target.tile.width}"),
+            ("tile", f"{self.target.tile.rows} x {self.target.tile.width}"),
             ("tuning", f"{len(self.target.tile.tuned)} layers" if self.target.tile.tuned else "none, default tiles"),
             ("capacity", f"{self.seq_len} tokens, {self.aligned_len} frames"),
             ("lstm", self.lstm_method),
@@ -232,7 +236,7 @@ def compile_bundle(
         module = tvm.IRModule({c.name: c.module[c.name] for c in components})
         library = staging / f"{BUNDLE}{'.so' if target.native else '.tar'}"
         passes = pipeline(target.tile, options.lstm_method, options.dump_directory, listener)
-        relax.build(module, target=target.tvm_target(), relax_pipeline=passes).export_library(str(library))
+        build(module, target.tvm_target(), passes, target.tile).export_library(str(library))
         if listener:
             listener("weights")
         weights = {c.name: _prefixed(c.name, packed_weights(c, target.tile, options.lstm_method)) for c in components}
@@ -328,16 +332,42 @@ def _compile_one(
     component: RelaxComponent, options: CompileOptions, staging: Path, listener: Callable[[str], None] | None
 ) -> ComponentRecord:
     target = options.target
-    dump = options.dump_directory / component.name if options.dump_directory else None
-    passes = pipeline(target.tile, options.lstm_method, dump, listener)
-    executable = relax.build(component.module, target=target.tvm_target(), relax_pipeline=passes)
-    library = staging / f"{component.name}{'.so' if target.native else '.tar'}"
-    executable.export_library(str(library))
+    library = _export(_build(component, target, options, listener), component.name, target, staging)
+    if library.suffix == ".dylib":
+        if listener:
+            listener("linking")
+        _check_against_emulated(library, component, options)
     if listener:
         listener("weights")
     weights = packed_weights(component, target.tile, options.lstm_method)
     record = write_weights(staging / f"{component.name}.safetensors", weights)
     return ComponentRecord(file_record(library), record, tuple(weights), **component_interface(component.name))
+
+
+def _build(
+    component: RelaxComponent, target: Target, options: CompileOptions, listener: Callable[[str], None] | None = None
+) -> relax.VMExecutable:
+    dump = options.dump_directory / component.name if options.dump_directory else None
+    passes = pipeline(target.tile, options.lstm_method, dump, listener)
+    return build(component.module, target.tvm_target(), passes, target.tile)
+
+
+def _export(executable: relax.VMExecutable, name: str, target: Target, folder: Path) -> Path:
+    """Writes the library: shared where this system can link it or zig can, else object files to be linked elsewhere."""
+    metal_macos = isinstance(target, MetalTarget) and target.system == "macos"
+    library = folder / f"{name}{'.so' if target.native else '.dylib' if metal_macos else '.tar'}"
+    executable.export_library(str(library), **({"fcompile": macos.linker()} if metal_macos else {}))
+    return library
+
+
+def _check_against_emulated(library: Path, component: RelaxComponent, options: CompileOptions) -> None:
+    """Holds a library for macOS to the one that the emulator runs in the tests: only the launching code may differ."""
+    if not macos.emulates():
+        return
+    target = metal_target("linux")
+    with tempfile.TemporaryDirectory() as scratch:
+        emulated = _export(_build(component, target, options), component.name, target, Path(scratch))
+        macos.check_same_program(library, emulated)
 
 
 def packed_weights(component: RelaxComponent, tile: Tile, lstm_method: str) -> dict[str, np.ndarray]:
@@ -365,7 +395,7 @@ def _install(staging: Path, directory: Path, manifest: Manifest) -> None:
         known = {MANIFEST} | {f.name for c in manifest.components.values() for f in (c.library, c.weights)}
         known |= {manifest.extern.name} if manifest.extern else set()
         for path in directory.iterdir():
-            if path.name not in known and path.suffix in (".so", ".tar", ".safetensors"):
+            if path.name not in known and path.suffix in (".so", ".dylib", ".tar", ".safetensors"):
                 path.unlink()
     except OSError as error:
         raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error

@@ -38,3 +38,13 @@ def tuning_folder() -> Path:
 def debug_traceback() -> bool:
     """``KOKORO_TVM_DEBUG=1``: command lines show a traceback instead of one line."""
     return os.environ.get("KOKORO_TVM_DEBUG", "") not in ("", "0")
+
+
+def cache_directory() -> Path:
+    """Where downloads that can be repeated may be kept: ``XDG_CACHE_HOME``, ``~/.cache`` without it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kokoro-tvm"
+
+
+def with_variables(**variables: str) -> dict[str, str]:
+    """The environment of a child process: this one's and ``variables``."""
+    return dict(os.environ) | variables

@@ -1,6 +1,6 @@
-"""Compilation targets: what to tell TVM, how wide the register tile is, and which CPU features the code will need.
+"""Compilation targets: what to tell TVM, how large the kernels' tile is, and which CPU features the code will need.
 
-What it is: the only place that names CPUs. What it is not: a check at run time (``runtime.cpu``).
+What it is: the only place that names CPUs and GPUs. What it is not: a check at run time (``runtime.cpu``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import tvm
 from kokoro_tvm.errors import InputError
 from kokoro_tvm.kernels import records
 from kokoro_tvm.kernels import tile as tiles
+from kokoro_tvm.kernels.metal import tile as metal_tiles
 from kokoro_tvm.kernels.tile import Tile
 
-TARGETS = ("llvm",)
-PLANNED_TARGETS = {"metal-macos": "Metal kernels are not part of this version; use --target llvm"}
-"""Targets that are known by name, and why they cannot be compiled for."""
+METAL_SYSTEMS = {"metal-macos": "macos", "metal-ios": "ios"}
+TARGETS = ("llvm", *METAL_SYSTEMS)
 
 ISA_FEATURES = {
     "x86_64": ("avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe", "popcnt", "sse4.2",
@@ -57,6 +57,49 @@ class CpuTarget:
         """Whether code for it can be linked and run by this kind of system (the CPU may still lack a feature)."""
         return self.system == "linux" and self.machine == _host_machine()
 
+    @property
+    def lstm_method(self) -> str:
+        """The LSTM that it is compiled with by default."""
+        return "extern"
+
+
+@dataclass(frozen=True)
+class MetalTarget:
+    """An Apple GPU, and the CPU that launches its kernels.
+
+    Attributes:
+        mcpu: LLVM's name of the CPU.
+        machine: The CPU's machine.
+        system: ``macos`` or ``ios``; ``linux`` for an emulator, which runs the same kernels on this machine.
+        tile: The kernels' tile.
+        features: CPU features that the launching code needs; it is plain code for ``mcpu``.
+        attributes: The target's JSON for TVM.
+    """
+
+    mcpu: str
+    machine: str
+    system: str
+    tile: metal_tiles.Tile
+    features: tuple[str, ...]
+    attributes: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def tvm_target(self) -> tvm.target.Target:
+        """TVM's form."""
+        return tvm.target.Target(self.attributes)
+
+    @property
+    def native(self) -> bool:
+        """Whether its host code can be linked and run by this system, which is so for an emulator."""
+        return self.system == "linux"
+
+    @property
+    def lstm_method(self) -> str:
+        """The LSTM that it is compiled with: there is no extern on the GPU."""
+        return "tir"
+
+
+Target = CpuTarget | MetalTarget
+
 
 def _host_machine() -> str:
     return {"aarch64": "arm64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
@@ -80,6 +123,45 @@ def _tile(machine: str, features: tuple[str, ...]) -> Tile:
     return tiles.AVX2 if {"avx2", "fma"} <= set(features) else tiles.SSE
 
 
+def named_target(target: str = "llvm", mcpu: str | None = None) -> Target:
+    """Resolves ``--target`` and ``--mcpu``.
+
+    Args:
+        target: One of ``TARGETS``.
+        mcpu: See ``cpu_target``; only for ``llvm``.
+
+    Raises:
+        InputError: The target or the CPU is unknown, or the target has its own CPU.
+    """
+    if target not in TARGETS:
+        raise InputError(f"unknown target {target!r}; expected one of: {', '.join(TARGETS)}")
+    if target not in METAL_SYSTEMS:
+        return cpu_target(target, mcpu)
+    if mcpu not in (None, _APPLE_CPU):
+        raise InputError(f"--mcpu {mcpu!r} does not go with --target {target}, whose host code is for {_APPLE_CPU} and later")
+    return metal_target(METAL_SYSTEMS[target])
+
+
+_APPLE_CPU = "apple-m1"
+_APPLE_TRIPLES = {"macos": "arm64-apple-macos13", "ios": "arm64-apple-ios16"}
+
+
+def metal_target(system: str) -> MetalTarget:
+    """An Apple GPU with a host of this ``system``; see ``MetalTarget``."""
+    gpu = {
+        "kind": "metal",
+        "max_threads_per_block": metal_tiles.THREADS,
+        "max_num_threads": metal_tiles.THREADS,
+        "max_shared_memory_per_block": metal_tiles.SHARED_BYTES,
+        "thread_warp_size": metal_tiles.SIMD,
+    }
+    if system == "linux":
+        here = _this_cpu()
+        return MetalTarget(here.mcpu, here.machine, system, metal_tiles.APPLE, here.features, gpu | {"host": here.attributes})
+    host = {"kind": "llvm", "mcpu": _APPLE_CPU, "mtriple": _APPLE_TRIPLES[system]}
+    return MetalTarget(_APPLE_CPU, "arm64", system, metal_tiles.APPLE, _features(host, "arm64"), gpu | {"host": host})
+
+
 def cpu_target(target: str = "llvm", mcpu: str | None = None) -> CpuTarget:
     """Resolves ``--target`` and ``--mcpu``.
 
@@ -90,10 +172,8 @@ def cpu_target(target: str = "llvm", mcpu: str | None = None) -> CpuTarget:
     Raises:
         InputError: The target or the CPU is unknown.
     """
-    if target in PLANNED_TARGETS:
-        raise InputError(f"target {target!r}: {PLANNED_TARGETS[target]}")
-    if target not in TARGETS:
-        raise InputError(f"unknown target {target!r}; expected one of: {', '.join(TARGETS)}")
+    if target != "llvm":
+        raise InputError(f"target {target!r} is no CPU; expected llvm")
     if mcpu is None:
         return _this_cpu()
     apple = mcpu.startswith("apple-")

@@ -19,6 +19,7 @@ from kokoro_tvm.cli.build import build_command
 from kokoro_tvm.cli.common import application, run
 from kokoro_tvm.cli.export import export
 from kokoro_tvm.cli.info import info
+from kokoro_tvm.cli.mac_bundle import mac_bundle
 from kokoro_tvm.cli.synth import synth
 from kokoro_tvm.cli.synthetic_checkpoint import synthetic_checkpoint
 from kokoro_tvm.stages import COMPONENTS
@@ -36,7 +37,7 @@ DELEGATES = {
 
 BENCHMARKS = {
     "bench": ("bench", "bench", "Time this engine against PyTorch, ONNX Runtime and OpenVINO."),
-    "profile": ("profile", "profile", "Every kernel's time against what this CPU can do."),
+    "profile": ("profiling", "profile", "Every kernel's time against what this CPU can do."),
     "tune": ("tune", "tune", "Measure the fastest kernel parameters for a CPU, here or through RPC."),
     "bench-lstm": ("bench_bilstm", "main", "Time the bidirectional LSTM against PyTorch's."),
     "bench-capacity": ("bench_capacity", "bench_capacity", "Time and memory of short utterances in large buffers."),
@@ -53,6 +54,7 @@ def application_table() -> typer.Typer:
     app.command("synth")(synth)
     app.command("voices")(_voices)
     app.command("info")(info)
+    app.command("mac-bundle")(mac_bundle)
     app.command("synthetic-checkpoint")(synthetic_checkpoint)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name, (module, line) in DELEGATES.items():

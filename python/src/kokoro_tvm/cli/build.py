@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from kokoro_tvm.runtime.onnx_engine import OnnxEngine
     from kokoro_tvm.validate.parity import ParityRecord
 
-PHASES = ("export", "kernels", "virtual machine", "machine code", "weights")
-"""What the compiler announces for every component, in order."""
+PHASES = ("export", "kernels", "virtual machine", "machine code", "linking", "weights")
+"""What the compiler announces for every component, in order; ``linking`` only for another system."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Request:
     mcpu: str | None
     seq_len: int
     aligned_len: int | None
-    lstm_method: str
+    lstm_method: str | None
     output_dir: Path
     dump_ir: bool
 
@@ -68,7 +68,7 @@ def build_command(choices: Sequence[str]) -> Callable[..., int]:
             Path | None, typer.Option(help="kokoro-v1_0.pth or its folder; from the model hub if absent.")
         ] = None,
         config: Annotated[Path | None, typer.Option(help="config.json; the one beside the weights if absent.")] = None,
-        target: Annotated[str, typer.Option(help="llvm; metal-macos can only be planned yet (--dry-run).")] = "llvm",
+        target: Annotated[str, typer.Option(help="llvm, metal-macos or metal-ios (experimental: never run on a Mac).")] = "llvm",
         mcpu: Annotated[
             str | None, typer.Option(help="LLVM's name of the CPU, e.g. x86-64-v3, apple-m1; this CPU if absent.")
         ] = None,
@@ -76,7 +76,9 @@ def build_command(choices: Sequence[str]) -> Callable[..., int]:
         aligned_len: Annotated[
             int | None, typer.Option(help="Capacity in frames of 25 ms; the most that seq-len can need if absent.")
         ] = None,
-        lstm_method: Annotated[str, typer.Option(help="extern (the C++ recurrence) or tir.")] = "extern",
+        lstm_method: Annotated[
+            str | None, typer.Option(help="extern (the C++ recurrence) or tir; extern if absent, tir on a GPU.")
+        ] = None,
         output_dir: Annotated[
             Path, typer.Option("--output-dir", "-o", help="The artifact; components of the same build are kept.")
         ] = Path("tvm_output"),
@@ -109,19 +111,12 @@ def _plan(names: Sequence[str], request: Request) -> int:
     with compiler_packages():
         from kokoro_tvm.reference.checkpoint import Checkpoint, load_checkpoint
         from kokoro_tvm.reference.model import published_config
-        from kokoro_tvm.targets import PLANNED_TARGETS
 
     if request.checkpoint or request.config:
         checkpoint = load_checkpoint(request.checkpoint, request.config)
     else:
         checkpoint = Checkpoint(published_config(), {}, "", False, "the model hub (not asked: dry run)")
-    planned = request.target in PLANNED_TARGETS
-    rows = [] if planned else request.resolve(checkpoint).rows()
-    if planned:
-        rows = [("target", request.target), ("capacity", f"{request.seq_len} tokens"), ("lstm", request.lstm_method)]
-    _print_plan(names, request, checkpoint, rows)
-    if planned:
-        console.print(f"{request.target} cannot be built yet: {PLANNED_TARGETS[request.target]}", style="yellow")
+    _print_plan(names, request, checkpoint, request.resolve(checkpoint).rows())
     console.print("Dry run: nothing was compiled.")
     return 0
 
@@ -139,9 +134,9 @@ def _build(names: Sequence[str], request: Request, force: bool, validate: bool) 
     with compiler_packages():
         from kokoro_tvm.compile import compile_artifact
         from kokoro_tvm.reference.checkpoint import load_checkpoint
-        from kokoro_tvm.targets import cpu_target
+        from kokoro_tvm.targets import named_target
 
-    cpu_target(request.target, request.mcpu)  # a slip of the pen should not wait for a download
+    named_target(request.target, request.mcpu)  # a slip of the pen should not wait for a download
     with console.status("reading the checkpoint"):
         checkpoint = load_checkpoint(request.checkpoint, request.config)
     options = request.resolve(checkpoint)

@@ -13,6 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from kokoro_tvm.kernels import bilstm, conv1d, style_linear
+from kokoro_tvm.kernels.metal import packing as metal
+from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.tile import Tile
 
 Packer = Callable[[np.ndarray, Tile], np.ndarray]
@@ -26,7 +28,7 @@ _PACKERS: dict[str, Packer] = {
 }
 
 
-def pack(layout: str, weight: np.ndarray, tile: Tile) -> np.ndarray:
+def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     """Applies the layout ``conv1d``, ``bias``, ``style_linear``, ``gates``, ``recurrent`` or ``transposed:<stride>``.
 
     ``@<width>`` behind it asks for panels of another width than the tile's.
@@ -34,6 +36,8 @@ def pack(layout: str, weight: np.ndarray, tile: Tile) -> np.ndarray:
     Raises:
         KeyError: There is no such layout.
     """
+    if isinstance(tile, MetalTile):
+        return metal.pack(layout, weight, tile)
     layout, _, width = layout.partition("@")
     if width:
         tile = replace(tile, lanes=int(width), vectors=1, rows=1, block=1)

@@ -13,33 +13,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from kokoro_tvm.kernels import (
-    ada_layer_norm,
-    adain,
-    append_style,
-    attention,
-    bilstm,
-    concat,
-    conv1d,
-    depthwise_upsample,
-    embed,
-    harmonic_source,
-    istft,
-    layer_norm,
-    layout,
-    sigmoid_sum,
-    stft,
-    style_linear,
-)
+from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.records import layer_name
-from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.kernels.selection import Tile, kernel_set
 from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.stages import COMPONENTS
 
@@ -76,7 +61,7 @@ def _extent(tensor: relax.Expr, axis: int) -> int:
 
 @dataclass
 class Lowering:
-    """What a rule works with: the tile, the LSTM method, the type of sums, and where kernels and layouts are collected."""
+    """What a rule works with: the tile and its kernels, the LSTM method, the type of sums, and what they collect."""
 
     tile: Tile
     lstm_method: LstmMethod
@@ -84,8 +69,15 @@ class Lowering:
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
+    @property
+    def kernels(self) -> SimpleNamespace:
+        """The kernels for the tile, by module name."""
+        return kernel_set(self.tile)
+
     def call(self, kernel: tirx.PrimFunc, name: str, arguments: list[relax.Expr], out: relax.TensorType) -> relax.Call:
         """A call of ``kernel``, which joins the module once per specialisation."""
+        # The schedule that TVM's own operators still need must leave ours alone.
+        kernel = kernel.with_attr("tirx.is_scheduled", True)
         return relax.call_tir(self.builder.add_func(kernel, name), relax.Tuple(arguments), out)
 
     def packed(self, weight: relax.Var, layout_name: str, tile: Tile | None = None) -> relax.Var:
@@ -98,13 +90,13 @@ class Lowering:
 
 
 @cache
-def _conv1d_kernel(conv: conv1d.Conv1d, tile: Tile) -> tirx.PrimFunc:
-    return conv1d.kernel(conv, tile)
+def _conv1d_kernel(conv: Conv1d, tile: Tile) -> tirx.PrimFunc:
+    return kernel_set(tile).conv1d.kernel(conv, tile)
 
 
-def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> conv1d.Conv1d:
+def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
     a = call.attributes
-    return conv1d.Conv1d(
+    return Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 0),
         taps=_extent(call["weight"], 2),
@@ -132,13 +124,13 @@ def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     return low.call(_conv1d_kernel(conv, tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
 
 
-def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> conv1d.Conv1d:
+def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
     a = call.attributes
     taps, stride = _extent(call["weight"], 2), a["stride"]
     if taps % stride:
         raise RuntimeError(f"transposed convolution of {taps} taps and stride {stride}: taps must be a multiple of the stride")
     span = taps // stride - 1
-    return conv1d.Conv1d(
+    return Conv1d(
         c_in=call.channels(),
         c_out=_extent(call["weight"], 1),
         taps=taps // stride,
@@ -169,7 +161,7 @@ def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm", relax.Tuple(call.present(*names)), call.type)
     batch, rows, _ = call["x"].ty.shape.values
     hidden = _extent(call["w_hh"], 2)
-    conv = conv1d.Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1, accumulate=low.accumulate)
+    conv = Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1, accumulate=low.accumulate)
     bias = low.builder.emit(relax.op.add(call["b_ih"], call["b_hh"]), "bias_sum")
     bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)), "gate_bias")
     projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates"), bias]
@@ -179,11 +171,11 @@ def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
         recurrence = relax.Tuple([gates, call["lengths"], call["w_hh"]])
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm_recurrence", recurrence, call.type)
     recurrence = [gates, call["lengths"], low.packed(call["w_hh"], "recurrent")]
-    return low.call(bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
+    return low.call(low.kernels.bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
 
 
 def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = style_linear.kernel(call.channels("style"), _extent(call["weight"], 0), low.tile)
+    kernel = low.kernels.style_linear.kernel(call.channels("style"), _extent(call["weight"], 0), low.tile)
     weights = [low.packed(call["weight"], "style_linear"), low.packed(call["bias"], "bias")]
     return low.call(kernel, "style_linear", [call["style"], *weights], call.type)
 
@@ -191,69 +183,69 @@ def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
 def _adain(call: OperatorCall, low: Lowering) -> relax.Expr:
     arguments = call.present("x", "lengths", "affine", "weight", "bias")
     offset = tirx.IntImm("int64", call.attributes["offset"])
-    return low.call(adain.kernel(call.channels(), low.tile), "adain", [*arguments, offset], call.type)
+    return low.call(low.kernels.adain.kernel(call.channels(), low.tile), "adain", [*arguments, offset], call.type)
 
 
 def _ada_layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = call.attributes
     sizes = (call.channels(), call.channels("style"), call.channels("affine"))
-    kernel = ada_layer_norm.kernel(*sizes, a["offset"], a["eps"], low.tile)
+    kernel = low.kernels.ada_layer_norm.kernel(*sizes, a["offset"], a["eps"], low.tile)
     return low.call(kernel, "ada_layer_norm", call.present("x", "lengths", "affine", "style"), call.type)
 
 
 def _layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
     slope = call.attributes["slope"]
-    kernel = layer_norm.kernel(call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
+    kernel = low.kernels.layer_norm.kernel(call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
     return low.call(kernel, "layer_norm", call.present("x", "lengths", "weight", "bias"), call.type)
 
 
 def _embed(call: OperatorCall, low: Lowering) -> relax.Expr:
     vocabulary, channels = (_extent(call["table"], axis) for axis in (0, 1))
-    kernel = embed.kernel(channels, vocabulary, "positions" in call.tensors, low.tile)
+    kernel = low.kernels.embed.kernel(channels, vocabulary, "positions" in call.tensors, low.tile)
     return low.call(kernel, "embed", call.present("ids", "lengths", "table", "positions"), call.type)
 
 
 def _attention(call: OperatorCall, low: Lowering) -> relax.Expr:
     heads = call.attributes["heads"]
-    kernel = attention.kernel(heads, call.channels("qkv") // 3 // heads, low.tile)
+    kernel = low.kernels.attention.kernel(heads, call.channels("qkv") // 3 // heads, low.tile)
     return low.call(kernel, "attention", call.present("qkv", "lengths"), call.type)
 
 
 def _concat(call: OperatorCall, low: Lowering) -> relax.Expr:
     xs = call["xs"]
-    kernel = concat.kernel(tuple(_extent(x, -1) for x in xs), low.tile)
+    kernel = low.kernels.concat.kernel(tuple(_extent(x, -1) for x in xs), low.tile)
     return low.call(kernel, "concat", [*xs, call["lengths"]], call.type)
 
 
 def _depthwise_upsample(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = depthwise_upsample.kernel(call.channels(), call.attributes["slope"], low.tile)
+    kernel = low.kernels.depthwise_upsample.kernel(call.channels(), call.attributes["slope"], low.tile)
     return low.call(kernel, "depthwise_upsample", call.present("x", "lengths", "coef", "weight", "bias"), call.type)
 
 
 def _append_style(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = append_style.kernel(call.channels(), call.channels("style"))
+    kernel = low.kernels.append_style.kernel(call.channels(), call.channels("style"))
     return low.call(kernel, "append_style", call.present("x", "lengths", "style"), call.type)
 
 
 def _harmonic_source(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = {k: v for k, v in call.attributes.items() if k != "absent"}
-    kernel = harmonic_source.kernel(low.tile, harmonics=call.channels("noise"), **a)
+    kernel = low.kernels.harmonic_source.kernel(low.tile, harmonics=call.channels("noise"), **a)
     return low.call(kernel, "harmonic_source", call.present("f0", "lengths", "noise", "weight", "bias"), call.type)
 
 
-def _spectral(module: Any, name: str) -> Rule:
+def _spectral(name: str) -> Rule:
     def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
-        kernel = module.kernel(low.tile, call.attributes["n_fft"], call.attributes["hop"])
+        kernel = getattr(low.kernels, name).kernel(low.tile, call.attributes["n_fft"], call.attributes["hop"])
         return low.call(kernel, name, call.present("x", "lengths"), call.type)
 
     return rule
 
 
-def _rows(factory: Callable[[int, Tile], tirx.PrimFunc], name: str, axis: int = -1) -> Rule:
+def _rows(module: str, function: str, name: str, axis: int = -1) -> Rule:
     """A rule for kernels that depend on the channel count alone."""
 
     def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
-        kernel = factory(_extent(call["x"], axis), low.tile)
+        kernel = getattr(getattr(low.kernels, module), function)(_extent(call["x"], axis), low.tile)
         return low.call(kernel, name, call.present("x", "lengths"), call.type)
 
     return rule
@@ -272,15 +264,15 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "embed": (("ids", "lengths", "table", "positions"), _embed),
     "attention": (("qkv", "lengths"), _attention),
     "bilstm": (("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh"), _bilstm),
-    "sigmoid_sum": (("x", "lengths"), _rows(sigmoid_sum.kernel, "sigmoid_sum")),
-    "to_rows": (("x", "lengths"), _rows(layout.to_rows, "to_rows", axis=1)),
-    "to_columns": (("x", "lengths"), _rows(layout.to_columns, "to_columns")),
-    "mask_rows": (("x", "lengths"), _rows(layout.mask_rows, "mask_rows")),
+    "sigmoid_sum": (("x", "lengths"), _rows("sigmoid_sum", "kernel", "sigmoid_sum")),
+    "to_rows": (("x", "lengths"), _rows("layout", "to_rows", "to_rows", axis=1)),
+    "to_columns": (("x", "lengths"), _rows("layout", "to_columns", "to_columns")),
+    "mask_rows": (("x", "lengths"), _rows("layout", "mask_rows", "mask_rows")),
     "concat": (("xs*", "lengths"), _concat),
     "style_linear": (("style", "weight", "bias"), _style_linear),
     "harmonic_source": (("f0", "lengths", "noise", "weight", "bias"), _harmonic_source),
-    "stft": (("x", "lengths"), _spectral(stft, "stft")),
-    "istft": (("x", "lengths"), _spectral(istft, "istft")),
+    "stft": (("x", "lengths"), _spectral("stft")),
+    "istft": (("x", "lengths"), _spectral("istft")),
 }
 """Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
 
@@ -303,10 +295,10 @@ def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> Op
     return OperatorCall(found, attributes, out)
 
 
-def convolutions(name: str, function: relax.Function) -> list[tuple[conv1d.Conv1d, relax.Expr]]:
+def convolutions(name: str, function: relax.Function) -> list[tuple[Conv1d, relax.Expr]]:
     """Every convolution of the exported function ``name``, and its input's type (for the number of rows)."""
     makers = {"conv1d": _conv1d_of, "conv_transpose1d": _conv_transpose1d_of}
-    found: list[tuple[conv1d.Conv1d, relax.Expr]] = []
+    found: list[tuple[Conv1d, relax.Expr]] = []
     for binding in (b for block in function.body.blocks for b in block.bindings):
         call = binding.value
         if not isinstance(call, relax.Call) or call.op != tvm.ir.Op.get("relax.call_dps_packed"):
@@ -359,7 +351,9 @@ class LowerOperators:
         """Lowers every Relax function."""
         for global_var, function in module.functions_items():
             if isinstance(function, relax.Function):
-                mutator = _Mutator(module, self.tile, self.lstm_method, _accumulate(global_var.name_hint))
+                # A GPU has no float64.
+                accumulate = "float32" if isinstance(self.tile, MetalTile) else _accumulate(global_var.name_hint)
+                mutator = _Mutator(module, self.tile, self.lstm_method, accumulate)
                 lowered = mutator.visit_expr(function)
                 module = mutator.builder_.get()
                 module[global_var] = self._with_layouts(lowered, mutator.lowering.layouts)

@@ -22,24 +22,21 @@ import tvm_ffi
 
 from kokoro_tvm import environment
 from kokoro_tvm.artifact import (
-    ALIGNMENT,
     FileRecord,
     Manifest,
-    aligned_empty,
     check_files,
     read_manifest,
     read_weights,
 )
 from kokoro_tvm.errors import ArtifactError, ToolchainError
 from kokoro_tvm.runtime import cpu
+from kokoro_tvm.runtime.device import Cpu, Device, Metal
 from kokoro_tvm.runtime.inputs import checked_inputs, checked_threads
 from kokoro_tvm.stages import COMPONENTS
 
-_CPU, _POOLED = 1, 2
-"""DLPack's device type, and the virtual machine's allocator that keeps freed blocks."""
-
 Observer = Callable[[str, bool, tuple[object, ...]], None]
 """See ``Engine.observe``."""
+
 
 
 @lru_cache(maxsize=1)
@@ -107,7 +104,8 @@ class Engine:
             raise ArtifactError(f"{self.directory} lacks {', '.join(absent)} (it has: {have}); compile them into it")
         if verify:
             check_files(self.directory, _records(self.manifest, names))
-        load_tvm_runtime()
+        runtime = load_tvm_runtime()
+        self._device: Device = Metal(runtime.parent) if self.manifest.target.name.startswith("metal-") else Cpu()
         if self.manifest.extern is not None:
             _load_extern(self.directory / self.manifest.extern.name)
         libraries = {self.manifest.components[n].library.name for n in names}
@@ -133,7 +131,7 @@ class Engine:
     def _map_weights(self, name: str) -> list[tvm_ffi.Tensor]:
         record = self.manifest.components[name]
         arrays = read_weights(self.directory / record.weights.name, record.parameters)
-        return [tvm_ffi.from_dlpack(a) for a in arrays]
+        return [self._device.put(a) for a in arrays]
 
     def _function(self, name: str) -> tvm_ffi.Function:
         worker = self._worker
@@ -144,7 +142,7 @@ class Engine:
             if name not in self._executables:
                 raise ArtifactError(f"component {name!r} was not loaded")
             machine = self._executables[name].get_function("vm_load_executable")()
-            machine.get_function("vm_initialization")(_CPU, 0, _POOLED)
+            machine.get_function("vm_initialization")(*self._device.machine)
             worker.machines[name] = machine
             worker.functions[name] = machine.get_function(name)
         return worker.functions[name]
@@ -165,9 +163,9 @@ class Engine:
             CapacityError: A length exceeds what the artifact was compiled for.
         """
         arrays = checked_inputs(COMPONENTS[name], inputs, self.manifest)
-        result = self._function(name)(*(tvm_ffi.from_dlpack(_aligned(a)) for a in arrays), *self._weights[name])
+        result = self._function(name)(*map(self._device.put, arrays), *self._weights[name])
         tensors = [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
-        outputs = tuple(np.from_dlpack(t).copy() for t in tensors)
+        outputs = tuple(map(self._device.get, tensors))
         # Freed buffers stay in the machine's pool, one set for every length that ever was: memory would follow the history
         # of calls. Giving them back costs nothing measurable (NOTES/005).
         del result, tensors
@@ -214,11 +212,3 @@ def _check_machine(directory: Path, manifest: Manifest) -> None:
         raise ArtifactError(f"{directory} cannot run here: {'; '.join(problems)}. Compile it for this machine")
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """``array``, or a copy if compiled code could not read it as it lies."""
-    fits = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
-    if fits:
-        return array
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
