@@ -1,0 +1,322 @@
+"""The convolution of ``conv1d`` with fewer multiplications: Toom-Cook (Winograd) along time.
+
+What it is: another kernel for the same ``Conv1d``, with the same promises about lengths, threads and batches; more than twice as
+fast where the arithmetic counts, at the price of some accuracy (see ``tolerance``). What it is not: for strided or transposed
+convolutions, single taps, or float64 sums.
+
+F(m, r) computes m output rows of r taps from n = m + r - 1 input rows d with n products: y = A' [(G g) * (B' d)], where B' d are
+the values of a polynomial at n points. Every value is a vector over channels, so at each point the product is a matrix product
+over input channels, done by the register tile of ``conv1d``; transforms cost one vector operation where it costs hundreds.
+
+A kernel of more than r taps is cut into segments of r. With m = r, segment s of tile i reads the input tile i + s: all segments
+share one transformed input, their products are summed up before the one output transform, and at each point what is left to do is
+a convolution whose taps are the segments. The last segment may be one tap short. Its value at infinity, the coefficient of the
+missing tap, is zero and is left out: 3, 7 and 11 taps take 1.5, 3.25 and 5 products per output row.
+
+A dilated convolution treats its d interleaved sequences of rows as d convolutions without dilation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from kokoro_tvm.kernels.conv1d import CHUNK, Conv1d, _activate, _finish, _panel_group
+from kokoro_tvm.kernels.prune import keep_parameters
+from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.kernels.vector_math import Expr
+
+PACKED_BYTES = 192 * 1024
+"""Most that the transformed input of one task takes: with the weights of one point beside it, it stays in 512 KiB."""
+
+Matrix = list[list[Fraction]]
+
+
+def _times(p: list[Fraction], q: list[Fraction]) -> list[Fraction]:
+    product = [Fraction(0)] * (len(p) + len(q) - 1)
+    for i, a in enumerate(p):
+        for j, b in enumerate(q):
+            product[i + j] += a * b
+    return product
+
+
+def _roots(roots: list[Fraction]) -> list[Fraction]:
+    """Coefficients of the monic polynomial with these roots, constant first."""
+    polynomial = [Fraction(1)]
+    for root in roots:
+        polynomial = _times(polynomial, [-root, Fraction(1)])
+    return polynomial
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """F(m, r): which points the polynomials are evaluated at.
+
+    Attributes:
+        outputs: m, output rows of a tile.
+        taps: r, taps of a segment.
+        points: The m + r - 2 finite points; infinity is the last one.
+    """
+
+    outputs: int
+    taps: int
+    points: tuple[Fraction, ...]
+
+    @property
+    def size(self) -> int:
+        """n, points and input rows of a tile."""
+        return self.outputs + self.taps - 1
+
+    @property
+    def name(self) -> str:
+        """The layout of its weights."""
+        return f"winograd:{self.outputs},{self.taps}"
+
+    def segments(self, taps: int) -> int:
+        """Segments of a kernel of ``taps`` taps."""
+        return -(-taps // self.taps)
+
+    def products(self, taps: int) -> int:
+        """Matrix products per tile for a kernel of ``taps`` taps."""
+        return self.size * self.segments(taps) - (taps % self.taps != 0)
+
+    @cached_property
+    def input_transform(self) -> Matrix:
+        """B' [n, n]."""
+        rows = [_roots([p for p in self.points if p != point]) + [Fraction(0)] for point in self.points]
+        return [*rows, _roots(list(self.points))]
+
+    @cached_property
+    def weight_transform(self) -> Matrix:
+        """G [n, r]."""
+        rows = []
+        for point in self.points:
+            norm = Fraction(1)
+            for other in self.points:
+                norm *= point - other if other != point else 1
+            rows.append([point**k / norm for k in range(self.taps)])
+        return [*rows, [Fraction(int(k == self.taps - 1)) for k in range(self.taps)]]
+
+    @cached_property
+    def output_transform(self) -> Matrix:
+        """A' [m, n]."""
+        return [[p**j for p in self.points] + [Fraction(int(j == self.outputs - 1))] for j in range(self.outputs)]
+
+
+def _scheme(outputs: int, taps: int, *points: str) -> Scheme:
+    return Scheme(outputs, taps, tuple(Fraction(p) for p in points))
+
+
+F43 = _scheme(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2")
+"""For 3 taps."""
+F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
+"""For more: m = r."""
+
+SCHEMES = {s.name: s for s in (F43, F44)}
+
+
+def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
+    """[C_out, C_in, K] to panels [ceil(C_out / width), products, C_in, width]: point by point, its segments in order.
+
+    Transformed in float64, rounded once.
+    """
+    c_out, c_in, taps = weight.shape
+    panels, segments = -(-c_out // width), scheme.segments(taps)
+    padded = np.zeros((panels * width, c_in, segments * scheme.taps))
+    padded[:c_out, :, :taps] = weight
+    segmented = padded.reshape(panels, width, c_in, segments, scheme.taps)
+    transform = np.array(scheme.weight_transform, np.float64)
+    values = np.einsum("nr,pwcsr->pnscw", transform, segmented).reshape(panels, -1, c_in, width)
+    return np.ascontiguousarray(values[:, : scheme.products(taps)], weight.dtype)
+
+
+def _combine(coefficients: list[Fraction], value: Expr) -> Expr:
+    """Sum of ``coefficients[k] * value(k)``."""
+    total = None
+    for k, c in enumerate(coefficients):
+        if c == 0:
+            continue
+        if total is None:
+            total = value(k) if c == 1 else value(k) * T.float32(float(c))
+        else:
+            total = total + value(k) if c == 1 else total - value(k) if c == -1 else T.fma(value(k), T.float32(float(c)), total)
+    return total
+
+
+def _transform(matrix: Matrix, lanes: int, source: Expr, target: Expr) -> None:
+    """Emits ``target(p)(j) = sum_k matrix[p][k] * source(k)(j)`` for every row p, vectorised over j."""
+    for p, row in enumerate(matrix):
+        with T.vectorized(lanes) as j:
+            buffer, indices = target(p, j)
+            T.buffer_store(buffer, _combine(row, lambda k, j=j: source(k, j)), indices)
+
+
+def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
+    """Tiles per task: a multiple of the register tile's rows whose transformed input respects PACKED_BYTES."""
+    halo = scheme.segments(conv.taps) - 1
+    most = PACKED_BYTES // (scheme.size * conv.c_in * 4) - halo
+    return max(min(most, tile.block // 2) // tile.rows, 1) * tile.rows
+
+
+def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
+    """Builds the PrimFunc, with the parameters of ``conv1d.kernel``; the weight packed by this module's ``pack_weight``.
+
+    Raises:
+        ValueError: The convolution is none that this kernel computes.
+    """
+    if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32":
+        raise ValueError(f"no such scheme for strided or transposed convolutions or float64 sums: {conv}")
+    segments = scheme.segments(conv.taps)
+    if segments > 1 and scheme.outputs != scheme.taps:
+        raise ValueError(f"{conv.taps} taps in segments need tiles of as many rows as a segment has taps, not {scheme.name}")
+    c_in, c_out, dilation, padding, shift = conv.c_in, conv.c_out, conv.dilation, conv.padding_left, conv.residual_shift
+    lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
+    outputs, size, products = scheme.outputs, scheme.size, scheme.products(conv.taps)
+    missing = size * segments - products
+    chunks = -(-c_in // CHUNK)
+    panels = -(-c_out // width)
+    group = _panel_group(panels, tile)
+    groups = panels // group
+    block = block_tiles(conv, tile, scheme)
+    body, tail = c_in // lanes, c_in % lanes
+    channels = -(-c_in // lanes)
+    ring = 1 << (size - 1).bit_length()  # rows; a tile's rows and those of the next
+    whole = c_out % width == 0
+    has_bias, has_alpha = conv.bias, conv.prologue == "snake"
+    to_points, to_rows = scheme.input_transform, scheme.output_transform
+
+    @T.prim_func
+    def winograd(
+        x_h: T.handle, lengths_h: T.handle, weight_h: T.handle, bias_h: T.handle, coef_h: T.handle, alpha_h: T.handle,
+        residual_h: T.handle, residual2_h: T.handle, y_h: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True})
+        B = T.int64()
+        T_in = T.int64()
+        T_out = T.int64()
+        T_res = T.int64()
+        X = T.match_buffer(x_h, (B, T_in, c_in), "float32")
+        L = T.match_buffer(lengths_h, (B,), "int64")
+        W = T.match_buffer(weight_h, (panels, products, c_in, width), "float32")
+        bias = T.match_buffer(bias_h, (panels * width,), "float32")
+        coef = T.match_buffer(coef_h, (B, 2, c_in), "float32")
+        alpha = T.match_buffer(alpha_h, (2, c_in), "float32")
+        R = T.match_buffer(residual_h, (B, T_res, c_out), "float32")
+        R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
+        Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
+        for b in range(B):
+            n: T.int64 = L[b]
+            m: T.int64 = conv.steps(n)
+            longest: T.int64 = (m + dilation - 1) // dilation
+            for task in T.parallel((longest + block * outputs - 1) // (block * outputs) * (dilation * groups)):
+                phase: T.int64 = task // groups % dilation
+                first: T.int64 = task // (groups * dilation) * block
+                left: T.int64 = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
+                tiles: T.int64 = T.min((left + outputs - 1) // outputs, block)
+                register_tiles: T.int64 = (tiles + rows - 1) // rows
+                S = T.alloc_buffer((ring, channels * lanes), "float32")
+                V = T.alloc_buffer((size, block + segments - 1, channels * lanes), "float32")
+                P = T.alloc_buffer((size, block, width), "float32")
+                if tail > 0:
+                    for r in range(ring):
+                        for j in T.vectorized(lanes):
+                            S[r, body * lanes + j] = T.float32(0)
+                for r in range((register_tiles * rows + segments - 2) * outputs + size):
+                    row: T.int64 = phase + (first * outputs + r) * dilation - padding
+                    slot: T.int64 = r % ring
+                    if row >= 0 and row < n:
+                        for c in range(body):
+                            for j in T.vectorized(lanes):
+                                S[slot, c * lanes + j] = _activate(
+                                    conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
+                                    alpha[0, c * lanes + j], alpha[1, c * lanes + j],
+                                )
+                        for j in range(tail):
+                            S[slot, body * lanes + j] = _activate(
+                                conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
+                                alpha[0, body * lanes + j], alpha[1, body * lanes + j],
+                            )
+                    else:
+                        for c in range(channels):
+                            for j in T.vectorized(lanes):
+                                S[slot, c * lanes + j] = T.float32(0)
+                    i: T.int64 = (r + 1 - size) // outputs
+                    if r + 1 - size == i * outputs and i >= 0:
+                        for c in range(channels):
+                            D = T.alloc_buffer((size * lanes,), "float32", scope="local")
+                            for k in T.unroll(size):
+                                for j in T.vectorized(lanes):
+                                    D[k * lanes + j] = S[(i * outputs + k) % ring, c * lanes + j]
+                            _transform(to_points, lanes, lambda k, j: D[k * lanes + j], lambda p, j: (V, [p, i, c * lanes + j]))
+                for g in range(group):
+                    panel: T.int64 = task % groups * group + g
+                    column: T.int64 = panel * width
+                    for p in range(size):
+                        for register_tile in range(register_tiles):
+                            total = T.alloc_buffer((rows * width,), "float32", scope="local")
+                            for r in T.unroll(rows):
+                                for v in T.unroll(vectors):
+                                    for j in T.vectorized(lanes):
+                                        total[r * width + v * lanes + j] = T.float32(0)
+                            for s in range(T.min(products - p * segments, segments)):
+                                for chunk in range(chunks):
+                                    acc = T.alloc_buffer((rows * width,), "float32", scope="local")
+                                    for r in T.unroll(rows):
+                                        for v in T.unroll(vectors):
+                                            for j in T.vectorized(lanes):
+                                                acc[r * width + v * lanes + j] = T.float32(0)
+                                    for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
+                                        for r in T.unroll(rows):
+                                            for v in T.unroll(vectors):
+                                                for j in T.vectorized(lanes):
+                                                    acc[r * width + v * lanes + j] = T.fma(
+                                                        V[p, register_tile * rows + r + s, chunk * CHUNK + c],
+                                                        W[panel, p * segments + s, chunk * CHUNK + c, v * lanes + j],
+                                                        acc[r * width + v * lanes + j],
+                                                    )
+                                    for r in T.unroll(rows):
+                                        for v in T.unroll(vectors):
+                                            for j in T.vectorized(lanes):
+                                                total[r * width + v * lanes + j] = (
+                                                    total[r * width + v * lanes + j] + acc[r * width + v * lanes + j]
+                                                )
+                            for r in T.unroll(rows):
+                                for v in T.unroll(vectors):
+                                    for j in T.vectorized(lanes):
+                                        P[p, register_tile * rows + r, v * lanes + j] = total[r * width + v * lanes + j]
+                    for i in range(tiles):
+                        y = T.alloc_buffer((outputs * width,), "float32", scope="local")
+                        for v in T.unroll(vectors):
+                            _transform(
+                                to_rows, lanes, lambda p, j: P[p, i, v * lanes + j],
+                                lambda q, j: (y, [q * width + v * lanes + j]),
+                            )
+                        for q in T.unroll(outputs):
+                            t: T.int64 = phase + ((first + i) * outputs + q) * dilation
+                            if t < m:
+                                if has_bias:
+                                    for v in T.unroll(vectors):
+                                        for j in T.vectorized(lanes):
+                                            y[q * width + v * lanes + j] = (
+                                                y[q * width + v * lanes + j] + bias[column + v * lanes + j]
+                                            )
+                                if whole:
+                                    for v in T.unroll(vectors):
+                                        for j in T.vectorized(lanes):
+                                            Y[b, t, column + v * lanes + j] = _finish(
+                                                conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
+                                                R2[b, t, column + v * lanes + j],
+                                            )
+                                else:
+                                    for j in range(T.min(c_out - column, width)):
+                                        Y[b, t, column + j] = _finish(
+                                            conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
+                                        )
+
+    used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
+    return keep_parameters(winograd, lambda name: used.get(name, True))
