@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kokoro_tvm.kernels import bilstm, conv1d, style_linear
+from kokoro_tvm.kernels import bilstm, conv1d, style_linear, winograd
 from kokoro_tvm.kernels.metal import packing as metal
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.tile import Tile
@@ -29,7 +29,7 @@ _PACKERS: dict[str, Packer] = {
 
 
 def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
-    """Applies the layout ``conv1d``, ``bias``, ``style_linear``, ``gates``, ``recurrent`` or ``transposed:<stride>``.
+    """Applies a layout: a name of ``_PACKERS``, ``transposed:<stride>`` or ``winograd:<rows of a tile>,<taps of a segment>``.
 
     ``@<width>`` behind it asks for panels of another width than the tile's.
 
@@ -44,4 +44,6 @@ def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     name, _, argument = layout.partition(":")
     if name == "transposed":
         return conv1d.pack_transposed_weight(weight, int(argument), tile.width)
+    if name == "winograd":
+        return winograd.pack_weight(weight, winograd.SCHEMES[layout], tile.width)
     return np.ascontiguousarray(_PACKERS[name](weight, tile))

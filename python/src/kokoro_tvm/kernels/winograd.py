@@ -120,6 +120,14 @@ F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
 SCHEMES = {s.name: s for s in (F43, F44)}
 
 
+def scheme_for(conv: Conv1d) -> Scheme | None:
+    """The scheme that pays for a convolution, None where the direct one is as fast or more exact sums are asked for."""
+    plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
+    if not plain or min(conv.c_in, conv.c_out) < 64 or conv.taps % 4 != 3:
+        return None
+    return F43 if conv.taps == 3 else F44
+
+
 def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
     """[C_out, C_in, K] to panels [ceil(C_out / width), products, C_in, width]: point by point, its segments in order.
 

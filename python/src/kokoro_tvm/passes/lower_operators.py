@@ -20,6 +20,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from kokoro_tvm.kernels import winograd
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
@@ -94,6 +95,11 @@ def _conv1d_kernel(conv: Conv1d, tile: Tile) -> tirx.PrimFunc:
     return kernel_set(tile).conv1d.kernel(conv, tile)
 
 
+@cache
+def _winograd_kernel(conv: Conv1d, tile: Tile, scheme: winograd.Scheme) -> tirx.PrimFunc:
+    return winograd.kernel(conv, tile, scheme)
+
+
 def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
     a = call.attributes
     return Conv1d(
@@ -118,10 +124,15 @@ def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
 
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     conv = _conv1d_of(call, low.accumulate)
-    tile = low.tile.best(layer_name(conv))
-    weights = [low.packed(call["weight"], "conv1d", tile)] + [low.packed(b, "bias", tile) for b in call.present("bias")]
-    rest = call.present("coef", "alpha", "residual", "residual2")
-    return low.call(_conv1d_kernel(conv, tile), "conv1d", [call["x"], call["lengths"], *weights, *rest], call.type)
+    scheme = None if isinstance(low.tile, MetalTile) else winograd.scheme_for(conv)
+    # Tiles were tuned for the direct kernel.
+    tile = low.tile if scheme else low.tile.best(layer_name(conv))
+    weights = [low.packed(call["weight"], scheme.name if scheme else "conv1d", tile)]
+    arguments = [call["x"], call["lengths"], *weights, *(low.packed(b, "bias", tile) for b in call.present("bias"))]
+    arguments += call.present("coef", "alpha", "residual", "residual2")
+    if scheme:
+        return low.call(_winograd_kernel(conv, tile, scheme), "winograd", arguments, call.type)
+    return low.call(_conv1d_kernel(conv, tile), "conv1d", arguments, call.type)
 
 
 def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
