@@ -18,6 +18,7 @@ A dilated convolution treats its d interleaved sequences of rows as d convolutio
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -37,20 +38,36 @@ PACKED_BYTES = 192 * 1024
 Matrix = list[list[Fraction]]
 
 
-def _times(p: list[Fraction], q: list[Fraction]) -> list[Fraction]:
-    product = [Fraction(0)] * (len(p) + len(q) - 1)
-    for i, a in enumerate(p):
-        for j, b in enumerate(q):
-            product[i + j] += a * b
-    return product
-
-
-def _roots(roots: list[Fraction]) -> list[Fraction]:
-    """Coefficients of the monic polynomial with these roots, constant first."""
-    polynomial = [Fraction(1)]
+def _polynomial(roots: Sequence[Fraction], size: int) -> list[Fraction]:
+    """Coefficients of the monic polynomial with these roots, constant first, filled up with zeros."""
+    coefficients = [Fraction(1)]
     for root in roots:
-        polynomial = _times(polynomial, [-root, Fraction(1)])
-    return polynomial
+        coefficients = [a - root * b for a, b in zip([Fraction(0), *coefficients], [*coefficients, Fraction(0)], strict=True)]
+    return coefficients + [Fraction(0)] * (size - len(coefficients))
+
+
+def _transposed(matrix: Matrix) -> Matrix:
+    return [list(column) for column in zip(*matrix, strict=True)]
+
+
+def _shared(matrix: Matrix) -> tuple[Matrix, Matrix]:
+    """(parts, joins) with ``joins @ parts == matrix``: rows of points p and -p share their even and their odd part."""
+    parts: Matrix = []
+    joins: dict[int, dict[int, Fraction]] = {}
+    for i, row in enumerate(matrix):
+        mirrored = [-c if k % 2 else c for k, c in enumerate(row)]
+        if i in joins:
+            continue
+        if mirrored == row or mirrored not in matrix:
+            joins[i] = {len(parts): Fraction(1)}
+            parts.append(row)
+            continue
+        even, odd = ([c if k % 2 == parity else Fraction(0) for k, c in enumerate(row)] for parity in (0, 1))
+        scale = next(c for c in reversed(odd) if c)
+        joins[i] = {len(parts): Fraction(1), len(parts) + 1: scale}
+        joins[matrix.index(mirrored)] = {len(parts): Fraction(1), len(parts) + 1: -scale}
+        parts += [even, [c / scale for c in odd]]
+    return parts, [[joins[i].get(k, Fraction(0)) for k in range(len(parts))] for i in range(len(matrix))]
 
 
 @dataclass(frozen=True)
@@ -86,10 +103,25 @@ class Scheme:
         return self.size * self.segments(taps) - (taps % self.taps != 0)
 
     @cached_property
-    def input_transform(self) -> Matrix:
-        """B' [n, n]."""
-        rows = [_roots([p for p in self.points if p != point]) + [Fraction(0)] for point in self.points]
-        return [*rows, _roots(list(self.points))]
+    def input_stages(self) -> list[Matrix]:
+        """B' [n, n] as a product of sparse matrices, the first to be applied first.
+
+        The row of a point is the polynomial whose roots are the other points; that of infinity has them all.
+        """
+        size, first = self.size, []
+        symmetric = [p for p in self.points if -p in self.points]
+        if len(symmetric) < len(self.points):
+            # One point x has no mirror image. All rows but its own share the factor (z - x).
+            (single,) = (p for p in self.points if p not in symmetric)
+            place = self.points.index(single)
+            shift = [[Fraction(0)] * k + _polynomial([single], size - k) for k in range(size - 1)]
+            first = [[*shift, _polynomial(symmetric, size)]]
+            size -= 1
+        rows = [_polynomial([p for p in symmetric if p != point], size) for point in symmetric] + [_polynomial(symmetric, size)]
+        if first:
+            rows = [[*row, Fraction(0)] for row in rows]
+            rows.insert(place, [Fraction(0)] * size + [Fraction(1)])
+        return [*first, *_shared(rows)]
 
     @cached_property
     def weight_transform(self) -> Matrix:
@@ -103,9 +135,11 @@ class Scheme:
         return [*rows, [Fraction(int(k == self.taps - 1)) for k in range(self.taps)]]
 
     @cached_property
-    def output_transform(self) -> Matrix:
-        """A' [m, n]."""
-        return [[p**j for p in self.points] + [Fraction(int(j == self.outputs - 1))] for j in range(self.outputs)]
+    def output_stages(self) -> list[Matrix]:
+        """A' [m, n] as a product of sparse matrices, the first to be applied first."""
+        powers = [[p**j for j in range(self.outputs)] for p in self.points]
+        parts, joins = _shared([*powers, [Fraction(int(j == self.outputs - 1)) for j in range(self.outputs)]])
+        return [_transposed(joins), _transposed(parts)]
 
 
 def _scheme(outputs: int, taps: int, *points: str) -> Scheme:
@@ -143,25 +177,29 @@ def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
     return np.ascontiguousarray(values[:, : scheme.products(taps)], weight.dtype)
 
 
-def _combine(coefficients: list[Fraction], value: Expr) -> Expr:
+def _combine(coefficients: list[Fraction], value: Callable[[int], Expr]) -> Expr:
     """Sum of ``coefficients[k] * value(k)``."""
-    total = None
-    for k, c in enumerate(coefficients):
-        if c == 0:
-            continue
-        if total is None:
-            total = value(k) if c == 1 else value(k) * T.float32(float(c))
-        else:
-            total = total + value(k) if c == 1 else total - value(k) if c == -1 else T.fma(value(k), T.float32(float(c)), total)
+    terms = sorted(((c, k) for k, c in enumerate(coefficients) if c), key=lambda term: term[0] != 1)
+    c, k = terms[0]
+    total = value(k) if c == 1 else value(k) * T.float32(float(c))
+    for c, k in terms[1:]:
+        total = total + value(k) if c == 1 else total - value(k) if c == -1 else T.fma(value(k), T.float32(float(c)), total)
     return total
 
 
-def _transform(matrix: Matrix, lanes: int, source: Expr, target: Expr) -> None:
-    """Emits ``target(p)(j) = sum_k matrix[p][k] * source(k)(j)`` for every row p, vectorised over j."""
-    for p, row in enumerate(matrix):
-        with T.vectorized(lanes) as j:
-            buffer, indices = target(p, j)
-            T.buffer_store(buffer, _combine(row, lambda k, j=j: source(k, j)), indices)
+def _emit(stages: list[Matrix], lanes: int, source: Callable[[int, Expr], Expr], store: Callable[[int, Expr, Expr], None]) -> None:
+    """Emits the product of matrices with a vector of vectors: ``source(k, lane)`` is read, ``store(i, lane, value)`` written."""
+    for number, matrix in enumerate(stages):
+        last = number + 1 == len(stages)
+        values = None if last else T.alloc_buffer((len(matrix) * lanes,), "float32", scope="local")
+        for i, row in enumerate(matrix):
+            with T.vectorized(lanes) as j:
+                value = _combine(row, lambda k, j=j, source=source: source(k, j))
+                if last:
+                    store(i, j, value)
+                else:
+                    T.buffer_store(values, value, [i * lanes + j])
+        source = lambda k, j, values=values: values[k * lanes + j]  # noqa: E731
 
 
 def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
@@ -196,7 +234,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     ring = 1 << (size - 1).bit_length()  # rows; a tile's rows and those of the next
     whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
-    to_points, to_rows = scheme.input_transform, scheme.output_transform
+    to_points, to_rows = scheme.input_stages, scheme.output_stages
 
     @T.prim_func
     def winograd(
@@ -260,7 +298,10 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                             for k in T.unroll(size):
                                 for j in T.vectorized(lanes):
                                     D[k * lanes + j] = S[(i * outputs + k) % ring, c * lanes + j]
-                            _transform(to_points, lanes, lambda k, j: D[k * lanes + j], lambda p, j: (V, [p, i, c * lanes + j]))
+                            _emit(
+                                to_points, lanes, lambda k, j: D[k * lanes + j],
+                                lambda p, j, value: T.buffer_store(V, value, [p, i, c * lanes + j]),
+                            )
                 for g in range(group):
                     panel: T.int64 = task % groups * group + g
                     column: T.int64 = panel * width
@@ -300,9 +341,9 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     for i in range(tiles):
                         y = T.alloc_buffer((outputs * width,), "float32", scope="local")
                         for v in T.unroll(vectors):
-                            _transform(
+                            _emit(
                                 to_rows, lanes, lambda p, j: P[p, i, v * lanes + j],
-                                lambda q, j: (y, [q * width + v * lanes + j]),
+                                lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
                             )
                         for q in T.unroll(outputs):
                             t: T.int64 = phase + ((first + i) * outputs + q) * dilation
