@@ -70,6 +70,26 @@ def test_operator_becomes_its_kernel_and_weights_their_layout():
     assert shapes == {"weight": [1, 3, 8, 16], "bias": [16]}
 
 
+@pytest.mark.parametrize(
+    ("taps", "layout", "products"), [(3, "winograd:4,3", 6), (7, "winograd:4,4", 13), (11, "winograd:4,4", 20), (5, "conv1d", 5)]
+)
+def test_convolution_gets_the_scheme_that_pays(taps, layout, products):
+    lengths, weight, bias = _tensor("lengths", B, dtype="int64"), _tensor("weight", 64, 64, taps), _tensor("bias", 64)
+    call = ("conv1d", [lengths, weight, bias], CONV | {"padding": taps // 2}, (B, N, 64))
+    lowered = LowerOperators(tiles.AVX2)(_module([call], [_tensor("x", B, N, 64), lengths, weight, bias]))
+    assert _calls(lowered) == [("relax.call_tir", layout.split(":")[0])]
+    assert json.loads(lowered["main"].attrs[PACKING])["weight"] == layout
+    assert [int(d) for d in lowered["main"].params[2].ty.shape.values] == [4, products, 64, 16]
+
+
+def test_sums_in_float64_stay_direct():
+    # f0n is summed in float64 by name.
+    lengths, weight, bias = _tensor("lengths", B, dtype="int64"), _tensor("weight", 64, 64, 3), _tensor("bias", 64)
+    module = _module([("conv1d", [lengths, weight, bias], CONV, (B, N, 64))], [_tensor("x", B, N, 64), lengths, weight, bias])
+    renamed = tvm.IRModule({"f0n": module["main"].with_attr("global_symbol", "f0n")})
+    assert json.loads(LowerOperators(tiles.AVX2)(renamed)["f0n"].attrs[PACKING])["weight"] == "conv1d"
+
+
 def test_equal_operators_share_one_kernel():
     lowered = LowerOperators(tiles.AVX2)(_convolutions(3))
     assert _calls(lowered) == [("relax.call_tir", "conv1d")] * 3

@@ -132,7 +132,8 @@ def pack_bias(bias: np.ndarray, width: int) -> np.ndarray:
     return np.pad(bias, (0, -len(bias) % width))
 
 
-def _activate(conv: Conv1d, x: Expr, scale: Expr, shift: Expr, alpha: Expr, inverse_alpha: Expr) -> Expr:
+def activate(conv: Conv1d, x: Expr, scale: Expr, shift: Expr, alpha: Expr, inverse_alpha: Expr) -> Expr:
+    """The prologue."""
     if conv.affine:
         x = T.fma(x, scale, shift)
     if conv.prologue == "leaky":
@@ -142,7 +143,8 @@ def _activate(conv: Conv1d, x: Expr, scale: Expr, shift: Expr, alpha: Expr, inve
     return x
 
 
-def _finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
+def finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
+    """The epilogue, of the sum with its bias."""
     value = T.cast(value, "float32")
     if conv.residuals > 0:
         value = value + residual
@@ -161,7 +163,7 @@ def _block(conv: Conv1d, tile: Tile) -> int:
     return tile.rows
 
 
-def _panel_group(panels: int, tile: Tile) -> int:
+def panel_group(panels: int, tile: Tile) -> int:
     """Weight panels that one task works through: few enough that a short input still makes several tasks."""
     most = max(1, tile.columns // tile.width)
     return next(n for n in range(min(panels, most), 0, -1) if panels % n == 0)
@@ -189,7 +191,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     if phases > 1 and c_out % width:
         raise ValueError(f"transposed convolution: {c_out} channels are no multiple of the tile width {width}")
     panels = -(-c_out // width)
-    group = _panel_group(panels * phases, tile)
+    group = panel_group(panels * phases, tile)
     groups = panels * phases // group
     block = _block(conv, tile)
     packed_rows = (block - 1) * stride + conv.span
@@ -230,12 +232,12 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                     if row >= 0 and row < n:
                         for c in range(body):
                             for j in T.vectorized(lanes):
-                                S[r, c * lanes + j] = T.cast(_activate(
+                                S[r, c * lanes + j] = T.cast(activate(
                                     conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
                                     alpha[0, c * lanes + j], alpha[1, c * lanes + j],
                                 ), dtype)
                         for j in range(tail):
-                            S[r, body * lanes + j] = T.cast(_activate(
+                            S[r, body * lanes + j] = T.cast(activate(
                                 conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
                                 alpha[0, body * lanes + j], alpha[1, body * lanes + j],
                             ), dtype)
@@ -292,7 +294,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                                         if whole:
                                             for v in T.unroll(vectors):
                                                 for j in T.vectorized(sums):
-                                                    Y[b, t + reflect, column + first + v * sums + j] = _finish(
+                                                    Y[b, t + reflect, column + first + v * sums + j] = finish(
                                                         conv, total[r * part_width + v * sums + j],
                                                         R[b, (t + reflect) >> shift, column + first + v * sums + j],
                                                         R2[b, t + reflect, column + first + v * sums + j],
@@ -301,14 +303,14 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                                                 if t == 1:
                                                     for v in T.unroll(vectors):
                                                         for j in T.vectorized(sums):
-                                                            Y[b, 0, column + first + v * sums + j] = _finish(
+                                                            Y[b, 0, column + first + v * sums + j] = finish(
                                                                 conv, total[r * part_width + v * sums + j],
                                                                 R[b, 0, column + first + v * sums + j],
                                                                 R2[b, 0, column + first + v * sums + j],
                                                             )
                                         else:
                                             for j in range(T.min(T.max(c_out - column - first, 0), part_width)):
-                                                Y[b, t, column + first + j] = _finish(
+                                                Y[b, t, column + first + j] = finish(
                                                     conv, total[r * part_width + j], R[b, t >> shift, column + first + j],
                                                     R2[b, t, column + first + j],
                                                 )

@@ -33,8 +33,8 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
 def nearest(x: Expr, factor: float) -> Expr:
     """The whole number nearest to ``factor * x``, ties to even, if that is below 2**22.
 
-    TVM does not vectorise ``nearbyint``: a loop with it is left scalar, and what LLVM makes of that spends more time on transposing
-    vectors than on computing. Adding 1.5 * 2**23 leaves no bits for a fraction. The fused product keeps TVM, which re-associates
+    TVM does not vectorise ``nearbyint``: a loop with it is left scalar, and what LLVM makes of that transposes
+    vectors for longer than it computes. Adding 1.5 * 2**23 leaves no bits for a fraction. The fused product keeps TVM, which re-associates
     sums, from taking the constant away again; a compiler that may do so everywhere must not be used.
     """
     magic = T.float32(1.5 * 2**23)

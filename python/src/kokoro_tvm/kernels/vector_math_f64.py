@@ -50,8 +50,11 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
 
 
 def turns(x: Expr) -> Expr:
-    """The part of ``x`` turns that is left without whole turns, in [-1/2, 1/2]; exact."""
-    return x - T.nearbyint(x)
+    """The part of ``x`` turns that is left without whole turns, in [-1/2, 1/2]; exact for ``abs(x) < 2**51``.
+
+    Rounded as by ``vector_math.nearest``, and for its reasons.
+    """
+    return x - (T.fma(x, T.float64(1), T.float64(_ROUND)) - T.float64(_ROUND))
 
 
 def sin_half_turn(r: Expr) -> Expr:

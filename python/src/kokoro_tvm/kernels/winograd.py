@@ -27,7 +27,7 @@ import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from kokoro_tvm.kernels.conv1d import CHUNK, Conv1d, _activate, _finish, _panel_group
+from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
@@ -154,6 +154,31 @@ F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
 SCHEMES = {s.name: s for s in (F43, F44)}
 
 
+def _rows(stages: list[Matrix]) -> np.ndarray:
+    """The product of matrices, the first to be applied first."""
+    product = np.array(stages[0], np.float64)
+    for stage in stages[1:]:
+        product = np.array(stage, np.float64) @ product
+    return product
+
+
+def amplification(scheme: Scheme) -> float:
+    """How much larger than in a direct sum a rounding error is in the output, as a ratio of standard deviations.
+
+    Each product at point p is about ``|B'_p| |G_p|`` large where inputs and taps are uncorrelated, weighs ``A'_jp`` in row j, and
+    carries relative errors like those of a direct product; a direct sum of r products is about ``sqrt(r)`` large.
+    """
+    products = np.linalg.norm(_rows(scheme.input_stages), axis=1) * np.linalg.norm(
+        np.array(scheme.weight_transform, np.float64), axis=1
+    )
+    return float((np.linalg.norm(_rows(scheme.output_stages) * products, axis=1) / scheme.taps**0.5).max())
+
+
+def tolerance(scheme: Scheme) -> float:
+    """Largest error relative to the largest output: that of the direct kernel, whose sums these are, amplified."""
+    return TOLERANCE * amplification(scheme)
+
+
 def scheme_for(conv: Conv1d) -> Scheme | None:
     """The scheme that pays for a convolution, None where the direct one is as fast or more exact sums are asked for."""
     plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
@@ -187,8 +212,12 @@ def _combine(coefficients: list[Fraction], value: Callable[[int], Expr]) -> Expr
     return total
 
 
-def _emit(stages: list[Matrix], lanes: int, source: Callable[[int, Expr], Expr], store: Callable[[int, Expr, Expr], None]) -> None:
-    """Emits the product of matrices with a vector of vectors: ``source(k, lane)`` is read, ``store(i, lane, value)`` written."""
+Source = Callable[[int, Expr], Expr]
+"""Lane j of vector k."""
+
+
+def _emit(stages: list[Matrix], lanes: int, source: Source, store: Callable[[int, Expr, Expr], None]) -> None:
+    """Emits the product of matrices with a vector of vectors: ``store(i, lane, value)`` takes the result."""
     for number, matrix in enumerate(stages):
         last = number + 1 == len(stages)
         values = None if last else T.alloc_buffer((len(matrix) * lanes,), "float32", scope="local")
@@ -223,10 +252,9 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     c_in, c_out, dilation, padding, shift = conv.c_in, conv.c_out, conv.dilation, conv.padding_left, conv.residual_shift
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
     outputs, size, products = scheme.outputs, scheme.size, scheme.products(conv.taps)
-    missing = size * segments - products
     chunks = -(-c_in // CHUNK)
     panels = -(-c_out // width)
-    group = _panel_group(panels, tile)
+    group = panel_group(panels, tile)
     groups = panels // group
     block = block_tiles(conv, tile, scheme)
     body, tail = c_in // lanes, c_in % lanes
@@ -278,12 +306,12 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     if row >= 0 and row < n:
                         for c in range(body):
                             for j in T.vectorized(lanes):
-                                S[slot, c * lanes + j] = _activate(
+                                S[slot, c * lanes + j] = activate(
                                     conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
                                     alpha[0, c * lanes + j], alpha[1, c * lanes + j],
                                 )
                         for j in range(tail):
-                            S[slot, body * lanes + j] = _activate(
+                            S[slot, body * lanes + j] = activate(
                                 conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
                                 alpha[0, body * lanes + j], alpha[1, body * lanes + j],
                             )
@@ -357,13 +385,13 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                 if whole:
                                     for v in T.unroll(vectors):
                                         for j in T.vectorized(lanes):
-                                            Y[b, t, column + v * lanes + j] = _finish(
+                                            Y[b, t, column + v * lanes + j] = finish(
                                                 conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
                                                 R2[b, t, column + v * lanes + j],
                                             )
                                 else:
                                     for j in range(T.min(c_out - column, width)):
-                                        Y[b, t, column + j] = _finish(
+                                        Y[b, t, column + j] = finish(
                                             conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
                                         )
 

@@ -1,0 +1,141 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kokoro_tvm.kernels import conv1d, winograd
+from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.packing import pack
+
+CASES = {
+    "one_channel": Conv1d(1, 1, 3, padding_left=1, padding_right=1),
+    "no_bias": Conv1d(22, 50, 3, padding_left=1, padding_right=1, bias=False),
+    "most_products": Conv1d(2048, 32, 3, padding_left=1, padding_right=1),
+    "many_channels": Conv1d(1090, 64, 3, padding_left=1, padding_right=1, affine=True, prologue="leaky", slope=0.2),
+    "generator": Conv1d(256, 256, 11, padding_left=5, padding_right=5, affine=True, prologue="snake", residuals=1),
+    "dilated_3": Conv1d(22, 64, 3, dilation=5, padding_left=5, padding_right=5),
+    "dilated_7": Conv1d(22, 50, 7, dilation=3, padding_left=9, padding_right=9),
+    "dilated_11": Conv1d(22, 64, 11, dilation=5, padding_left=25, padding_right=25),
+    "uneven_padding": Conv1d(22, 64, 7, dilation=2, padding_left=11, padding_right=3),
+    "all_segments_full": Conv1d(22, 50, 8, padding_left=4, padding_right=3),
+    "two_taps_short": Conv1d(22, 50, 6, padding_left=3, padding_right=2),
+    "two_taps": Conv1d(22, 50, 2, padding_left=1),
+    "leaky": Conv1d(22, 50, 7, padding_left=3, padding_right=3, prologue="leaky", slope=0.1),
+    "affine": Conv1d(22, 64, 3, padding_left=1, padding_right=1, affine=True),
+    "snake": Conv1d(22, 64, 3, padding_left=1, padding_right=1, prologue="snake"),
+    "affine_snake": Conv1d(22, 50, 7, dilation=3, padding_left=9, padding_right=9, affine=True, prologue="snake", residuals=1),
+    "gelu": Conv1d(64, 50, 3, padding_left=1, padding_right=1, epilogue="gelu"),
+    "residual": Conv1d(22, 64, 3, padding_left=1, padding_right=1, residuals=1, scale=0.5**0.5),
+    "two_residuals": Conv1d(22, 50, 11, padding_left=5, padding_right=5, residuals=2, scale=1 / 3),
+    "shifted_residual": Conv1d(22, 64, 3, padding_left=1, padding_right=1, residuals=1, residual_shift=1),
+}  # fmt: skip
+
+
+def _scheme(conv):
+    return winograd.F43 if conv.taps <= 3 else winograd.F44
+
+
+def _product(stages):
+    matrix = np.array(stages[0], np.float64)
+    for stage in stages[1:]:
+        matrix = np.array(stage, np.float64) @ matrix
+    return matrix
+
+
+@pytest.mark.parametrize("scheme", winograd.SCHEMES.values(), ids=str)
+def test_transforms_make_a_convolution(scheme):
+    rng = np.random.default_rng(0)
+    rows, taps = rng.standard_normal(scheme.size), rng.standard_normal(scheme.taps)
+    points = np.array(scheme.weight_transform, np.float64) @ taps * (_product(scheme.input_stages) @ rows)
+    np.testing.assert_allclose(_product(scheme.output_stages) @ points, np.correlate(rows, taps, "valid"), atol=1e-13)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_twin(harness, name):
+    conv, width = CASES[name], harness.tile.width
+    scheme = _scheme(conv)
+    # A tile is m rows of one of the interleaved sequences; a register tile and a task are so many tiles.
+    tile, d = scheme.outputs, conv.dilation
+    register_tile = tile * harness.tile.rows * d
+    task = winograd.block_tiles(conv, harness.tile, scheme) * tile * d
+    around = (1, tile * d, register_tile, task)
+    shortest = max(1, conv.span - conv.padding_left - conv.padding_right)
+    lengths = sorted({max(shortest, n + delta) for n in around for delta in (-1, 0, 1)}, key=lambda n: (n * 7919) % 1009)
+    x = harness.ragged(lengths, conv.c_in)
+    weight = harness.normal(conv.c_out, conv.c_in, conv.taps)
+    bias = harness.normal(conv.c_out) if conv.bias else None
+    coef = harness.normal(len(lengths), 2, conv.c_in) if conv.affine else None
+    alpha = None
+    if conv.prologue == "snake":
+        alpha = harness.rng.uniform(0.2, 3.0, (1, conv.c_in)).astype(np.float32)
+        alpha = np.concatenate([alpha, 1 / alpha])
+
+    def shifted(n: int) -> int:
+        return ((conv.output_rows(n) - 1) >> conv.residual_shift) + 1
+
+    residuals = [harness.ragged(lengths, conv.c_out, rows=r) for r in (shifted, conv.output_rows)[: conv.residuals]]
+    packed_bias = None if bias is None else conv1d.pack_bias(bias, width)
+    optional = [packed_bias, None if coef is None else harness.PerSample(coef), alpha, *residuals]
+    harness.check(
+        winograd.kernel(conv, harness.tile, scheme),
+        [x, harness.LENGTHS, winograd.pack_weight(weight, scheme, width), *(a for a in optional if a is not None)],
+        lengths,
+        harness.Output(lambda n: (conv.output_rows(n), conv.c_out), rows=conv.output_rows),
+        [
+            conv1d.reference(
+                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
+                tuple(r.samples[b][None] for r in residuals),
+            )[0]
+            for b, s in enumerate(x.samples)
+        ],
+        winograd.tolerance(scheme),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("taps", [3, 7, 11, 8])
+def test_packed_weight_is_the_transform_rounded_once(harness, taps):
+    scheme = winograd.F43 if taps == 3 else winograd.F44
+    weight = harness.normal(20, 6, taps)
+    packed = pack(scheme.name, weight, harness.tile)
+    width = harness.tile.width
+    assert packed.shape == (-(-20 // width), scheme.products(taps), 6, width)
+    assert packed.dtype == np.float32
+    segments = scheme.segments(taps)
+    padded = np.pad(weight.astype(np.float64), ((0, 0), (0, 0), (0, segments * scheme.taps - taps)))
+    for product in range(scheme.products(taps)):
+        point, segment = divmod(product, segments)
+        part = padded[:, :, segment * scheme.taps : (segment + 1) * scheme.taps]
+        exact = part @ np.array(scheme.weight_transform[point], np.float64)
+        panels = packed[:, product].transpose(0, 2, 1).reshape(-1, 6)
+        np.testing.assert_allclose(panels[:20], exact, rtol=6e-8, atol=1e-12)
+        assert not panels[20:].any()
+
+
+def test_multiplications_saved():
+    per_row = {k: (winograd.F43 if k == 3 else winograd.F44).products(k) / 4 for k in (3, 7, 11)}
+    assert per_row == {3: 1.5, 7: 3.25, 11: 5.0}
+
+
+def test_what_it_cannot_do_is_refused(harness):
+    plain = Conv1d(64, 64, 3, padding_left=1, padding_right=1)
+    for conv in (replace(plain, stride=2), replace(plain, phases=2), replace(plain, accumulate="float64")):
+        with pytest.raises(ValueError, match="strided"):
+            winograd.kernel(conv, harness.tile, winograd.F43)
+    with pytest.raises(ValueError, match="segments"):
+        winograd.kernel(replace(plain, taps=7), harness.tile, winograd.F43)
+
+
+@pytest.mark.parametrize(
+    ("conv", "scheme"),
+    [
+        (Conv1d(256, 256, 3, dilation=5), winograd.F43),
+        (Conv1d(128, 128, 11), winograd.F44),
+        (Conv1d(128, 128, 11, accumulate="float64"), None),
+        (Conv1d(128, 128, 1), None),
+        (Conv1d(512, 512, 5), None),
+        (Conv1d(128, 22, 7), None),
+        (Conv1d(22, 256, 12, stride=6), None),
+    ],
+)
+def test_choice(conv, scheme):
+    assert winograd.scheme_for(conv) == scheme
