@@ -33,9 +33,9 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
 def nearest(x: Expr, factor: float) -> Expr:
     """The whole number nearest to ``factor * x``, ties to even, if that is below 2**22.
 
-    TVM does not vectorise ``nearbyint``: a loop with it is left scalar, and what LLVM makes of that transposes
-    vectors for longer than it computes. Adding 1.5 * 2**23 leaves no bits for a fraction. The fused product keeps TVM, which re-associates
-    sums, from taking the constant away again; a compiler that may do so everywhere must not be used.
+    TVM does not vectorise ``nearbyint``: a loop with it is left scalar, and LLVM makes of it vectors that it then transposes for
+    longer than it computes. Adding 1.5 * 2**23 leaves no bits for a fraction. In the form ``(x + magic) - magic`` the constant is
+    simplified away; the fused product keeps it. A compiler that re-associates sums must not be used.
     """
     magic = T.float32(1.5 * 2**23)
     return T.fma(x, T.float32(factor), magic) - magic
