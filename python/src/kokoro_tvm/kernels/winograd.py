@@ -34,6 +34,8 @@ from kokoro_tvm.kernels.vector_math import Expr
 
 PACKED_BYTES = 192 * 1024
 """Most that the transformed input of one task takes: with the weights of one point beside it, it stays in 512 KiB."""
+NEAR = 256
+"""Input channels above which weights are so many that reading them seldom is worth more than a transformed input nearby."""
 
 Matrix = list[list[Fraction]]
 
@@ -232,10 +234,10 @@ def _emit(stages: list[Matrix], lanes: int, source: Source, store: Callable[[int
 
 
 def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
-    """Tiles per task: a multiple of the register tile's rows whose transformed input respects PACKED_BYTES."""
-    halo = scheme.segments(conv.taps) - 1
-    most = PACKED_BYTES // (scheme.size * conv.c_in * 4) - halo
-    return max(min(most, tile.block // 2) // tile.rows, 1) * tile.rows
+    """Tiles per task, a multiple of the register tile's rows: PACKED_BYTES, or many where weights come from far away."""
+    most = PACKED_BYTES // (scheme.size * conv.c_in * 4) - scheme.segments(conv.taps) + 1
+    most = min(most, tile.block // 2) if conv.c_in <= NEAR else tile.block // 2
+    return max(most // tile.rows, 1) * tile.rows
 
 
 def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
