@@ -21,7 +21,7 @@ BOUND = 1e-5
 """Largest error of any Metal kernel relative to the largest output."""
 
 
-@pytest.fixture(scope="session", params=["precise", "fast math"])
+@pytest.fixture(scope="module", params=["precise", "fast math"])
 def emulator(request: pytest.FixtureRequest) -> Iterator[MetalEmulator]:
     """The device."""
     fast_math = request.param == "fast math"
@@ -31,7 +31,7 @@ def emulator(request: pytest.FixtureRequest) -> Iterator[MetalEmulator]:
         yield device
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def harness(harness, emulator: MetalEmulator):
     """The CPU's harness with another device."""
 
