@@ -54,7 +54,7 @@ def test_micro_tiles_fit_the_registers():
     "layer",
     [
         Layer(Conv1d(24, 40, 3, dilation=3, padding_left=3, padding_right=3, affine=True, prologue="snake", residuals=2), 50),
-        Layer(Conv1d(16, 48, 2, padding_left=1, padding_right=1, phases=2, crop=1, prologue="leaky", residuals=1), 31),
+        Layer(Conv1d(16, 96, 2, padding_left=1, padding_right=1, phases=2, crop=1, prologue="leaky", residuals=1), 31),
     ],
     ids=["dilated", "transposed"],
 )
