@@ -176,11 +176,6 @@ def test_vectors(lanes, race):
     np.testing.assert_allclose(y, np.where(x > 0, np.exp(x), 0), rtol=2 * EPSILON)
 
 
-@pytest.mark.xfail(
-    reason="fails where tests/kernels/metal ran before in the same process (v * v + 1 is then rounded once); the cause is not "
-    "known, and no kernel of the project computes in half",
-    strict=False,
-)
 @watched
 def test_half_rounds_each_operation(race):
     x = normal(70).astype(np.float16)

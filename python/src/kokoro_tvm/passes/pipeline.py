@@ -16,11 +16,11 @@ from tvm.relax import transform
 from tvm.s_tir import dlight
 from tvm.tirx import compilation_pipeline
 
-from kokoro_tvm.kernels.metal import intrinsics
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.selection import Tile
 from kokoro_tvm.passes.exact_constants import ExactConstants
 from kokoro_tvm.passes.lower_operators import LowerOperators, LstmMethod
+from kokoro_tvm.passes.metal_functions import MetalFunctions
 from kokoro_tvm.passes.observe import Announce, Dump
 
 
@@ -92,18 +92,17 @@ def build_kernel(kernel: tirx.PrimFunc, name: str, target: tvm.target.Target) ->
 
 
 def _device_pipeline() -> str:
-    """Name of TVM's own lowering with ``ExactConstants`` at its end, registered on first use."""
-    intrinsics.register()
+    """Name of TVM's own lowering, with our passes around its last ones for device code; registered on first use."""
     name = "kokoro_tvm.metal"
     if name not in compilation_pipeline.PIPELINE_MAP:
 
         def factory() -> tuple[tvm.transform.Pass, ...]:
             lowering, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
 
-            def finalize_device_exactly() -> tvm.transform.Sequential:
-                return tvm.transform.Sequential([finalize_device(), ExactConstants()])
+            def finalize_device_for_metal() -> tvm.transform.Sequential:
+                return tvm.transform.Sequential([MetalFunctions(), finalize_device(), ExactConstants()])
 
-            return lowering, finalize_host, finalize_device_exactly
+            return lowering, finalize_host, finalize_device_for_metal
 
         compilation_pipeline.register_tir_pipeline(name, factory)
     return name

@@ -1,34 +1,15 @@
-"""What TVM 0.27 does not know of the Metal shading language.
+"""Exchange between the threads of a SIMD group, in the Metal shading language.
 
-What it is: lowerings of TIR operators whose default name does not exist in Metal, and exchange between the threads of a SIMD
-group. What it is not: elementary functions; those are polynomials (``vector_math``, ``angles``), because the runtime compiles
-shaders in fast-math mode, where Metal's own sine is good for 2^-13 and its power of a negative base is undefined.
+What it is not: elementary functions; those are polynomials (``vector_math``), because the runtime compiles shaders in fast-math
+mode, where Metal's own sine is good for 2^-13 and its power of a negative base is undefined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
-from tvm import tirx
 from tvm.script import tirx as T
 
 from kokoro_tvm.kernels.metal.tile import SIMD
 from kokoro_tvm.kernels.vector_math import Expr
-
-_NAMES = {"tirx.fma": "fma", "tirx.nearbyint": "rint"}
-"""TIR operator to Metal function."""
-
-
-@cache
-def register() -> None:
-    """Makes the lowerings known to TVM; later calls do nothing."""
-    for op, name in _NAMES.items():
-        tirx.register_intrin_lowering(op, target="metal", f=_function(name), level=99)
-
-
-def _function(name: str) -> Callable[[tirx.Call], Expr]:
-    return lambda call: tirx.call_pure_extern(call.ty, name, *call.args)
 
 
 def shuffle(value: Expr, lane: Expr) -> Expr:
