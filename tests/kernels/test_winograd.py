@@ -32,7 +32,15 @@ CASES = {
 
 
 def _scheme(conv):
-    return winograd.F43 if conv.taps <= 3 else winograd.F44
+    return winograd.F63 if conv.taps <= 3 else winograd.F54
+
+
+SHARED_GRID = {
+    "shared_grid_3": (Conv1d(22, 64, 3, dilation=3, padding_left=3, padding_right=3), winograd.F43),
+    "shared_grid_11": (Conv1d(22, 50, 11, dilation=2, padding_left=10, padding_right=10), winograd.F44),
+    "two_of_three_grids": (Conv1d(22, 50, 11, padding_left=5, padding_right=5), winograd.F63),
+}
+"""Schemes that are not the default, m = r among them; 11 taps by F(6, 3) have more segments than grids."""
 
 
 def _product(stages):
@@ -50,10 +58,10 @@ def test_transforms_make_a_convolution(scheme):
     np.testing.assert_allclose(_product(scheme.output_stages) @ points, np.correlate(rows, taps, "valid"), atol=1e-13)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *SHARED_GRID])
 def test_agrees_with_twin(harness, name):
-    conv, width = CASES[name], harness.tile.width
-    scheme = _scheme(conv)
+    conv, scheme = SHARED_GRID[name] if name in SHARED_GRID else (CASES[name], _scheme(CASES[name]))
+    width = harness.tile.width
     # A tile is m rows of one of the interleaved sequences; a register tile and a task are so many tiles.
     tile, d = scheme.outputs, conv.dilation
     register_tile = tile * harness.tile.rows * d
@@ -94,7 +102,7 @@ def test_agrees_with_twin(harness, name):
 
 @pytest.mark.parametrize("taps", [3, 7, 11, 8])
 def test_packed_weight_is_the_transform_rounded_once(harness, taps):
-    scheme = winograd.F43 if taps == 3 else winograd.F44
+    scheme = winograd.F63 if taps == 3 else winograd.F54
     weight = harness.normal(20, 6, taps)
     packed = pack(scheme.name, weight, harness.tile)
     width = harness.tile.width
@@ -112,24 +120,32 @@ def test_packed_weight_is_the_transform_rounded_once(harness, taps):
 
 
 def test_multiplications_saved():
-    per_row = {k: (winograd.F43 if k == 3 else winograd.F44).products(k) / 4 for k in (3, 7, 11)}
-    assert per_row == {3: 1.5, 7: 3.25, 11: 5.0}
+    schemes = (winograd.F43, 3), (winograd.F63, 3), (winograd.F44, 7), (winograd.F54, 7), (winograd.F44, 11), (winograd.F54, 11)
+    assert [s.products(k) / s.outputs for s, k in schemes] == [1.5, 8 / 6, 3.25, 3.0, 5.0, 4.6]
+
+
+def test_segments_read_the_rows_they_need():
+    for scheme in winograd.SCHEMES.values():
+        for taps in (3, 7, 8, 11):
+            grids = scheme.grids(taps)
+            starts = [s * scheme.taps for s in range(scheme.segments(taps))]
+            within = [s % grids * scheme.taps % scheme.outputs for s in range(len(starts))]
+            assert [row + start // scheme.outputs * scheme.outputs for row, start in zip(within, starts, strict=True)] == starts
+            assert scheme.ahead(taps) == starts[-1] // scheme.outputs
 
 
 def test_what_it_cannot_do_is_refused(harness):
     plain = Conv1d(64, 64, 3, padding_left=1, padding_right=1)
     for conv in (replace(plain, stride=2), replace(plain, phases=2), replace(plain, accumulate="float64")):
         with pytest.raises(ValueError, match="strided"):
-            winograd.kernel(conv, harness.tile, winograd.F43)
-    with pytest.raises(ValueError, match="segments"):
-        winograd.kernel(replace(plain, taps=7), harness.tile, winograd.F43)
+            winograd.kernel(conv, harness.tile, winograd.F63)
 
 
 @pytest.mark.parametrize(
     ("conv", "scheme"),
     [
-        (Conv1d(256, 256, 3, dilation=5), winograd.F43),
-        (Conv1d(128, 128, 11), winograd.F44),
+        (Conv1d(256, 256, 3, dilation=5), winograd.F63),
+        (Conv1d(128, 128, 11), winograd.F54),
         (Conv1d(128, 128, 11, accumulate="float64"), None),
         (Conv1d(128, 128, 1), None),
         (Conv1d(512, 512, 5), None),

@@ -8,20 +8,23 @@ F(m, r) computes m output rows of r taps from n = m + r - 1 input rows d with n 
 the values of a polynomial at n points. Every value is a vector over channels, so at each point the product is a matrix product
 over input channels, done by the register tile of ``conv1d``; transforms cost one vector operation where it costs hundreds.
 
-A kernel of more than r taps is cut into segments of r. With m = r, segment s of tile i reads the input tile i + s: all segments
-share one transformed input, their products are summed up before the one output transform, and at each point what is left to do is
-a convolution whose taps are the segments. The last segment may be one tap short. Its value at infinity, the coefficient of the
-missing tap, is zero and is left out: 3, 7 and 11 taps take 1.5, 3.25 and 5 products per output row.
+A kernel of more than r taps is cut into segments of r. Their products are summed up before the one output transform, so at each
+point what is left to do is a convolution whose taps are the segments. With m = r, segment s of tile i reads the input tile i + s,
+and all segments share one transformed input; else segments that start elsewhere within a tile have one of their own, a *grid* of
+tiles. The last segment may be one tap short. Its value at infinity, the coefficient of the missing tap, is zero and is left out:
+3, 7 and 11 taps take 1.33, 3 and 4.6 products per output row.
 
 A dilated convolution treats its d interleaved sequences of rows as d convolutions without dilation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from tvm.script import tirx as T
@@ -36,6 +39,9 @@ PACKED_BYTES = 192 * 1024
 """Most that the transformed input of one task takes: with the weights of one point beside it, it stays in 512 KiB."""
 NEAR = 256
 """Input channels above which weights are so many that reading them seldom is worth more than a transformed input nearby."""
+
+LINE = 16
+"""float32 values of a cache line."""
 
 Matrix = list[list[Fraction]]
 
@@ -100,6 +106,17 @@ class Scheme:
         """Segments of a kernel of ``taps`` taps."""
         return -(-taps // self.taps)
 
+    def grids(self, taps: int) -> int:
+        """Grids of input tiles for a kernel of ``taps`` taps.
+
+        Segment s starts ``s r`` rows after the output tile: ``s r mod m`` rows into the tile ``s r // m`` further on.
+        """
+        return min(self.segments(taps), self.outputs // math.gcd(self.outputs, self.taps))
+
+    def ahead(self, taps: int) -> int:
+        """Tiles between an output tile and the one that its last segment starts in."""
+        return (self.segments(taps) - 1) * self.taps // self.outputs
+
     def products(self, taps: int) -> int:
         """Matrix products per tile for a kernel of ``taps`` taps."""
         return self.size * self.segments(taps) - (taps % self.taps != 0)
@@ -149,11 +166,13 @@ def _scheme(outputs: int, taps: int, *points: str) -> Scheme:
 
 
 F43 = _scheme(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2")
+F63 = _scheme(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
 """For 3 taps."""
 F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
-"""For more: m = r."""
+F54 = _scheme(5, 4, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
+"""For more."""
 
-SCHEMES = {s.name: s for s in (F43, F44)}
+SCHEMES = {s.name: s for s in (F43, F63, F44, F54)}
 
 
 def _rows(stages: list[Matrix]) -> np.ndarray:
@@ -186,7 +205,7 @@ def scheme_for(conv: Conv1d) -> Scheme | None:
     plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
     if not plain or min(conv.c_in, conv.c_out) < 64 or conv.taps % 4 != 3:
         return None
-    return F43 if conv.taps == 3 else F44
+    return F63 if conv.taps == 3 else F54
 
 
 def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
@@ -222,7 +241,7 @@ def _emit(stages: list[Matrix], lanes: int, source: Source, store: Callable[[int
     """Emits the product of matrices with a vector of vectors: ``store(i, lane, value)`` takes the result."""
     for number, matrix in enumerate(stages):
         last = number + 1 == len(stages)
-        values = None if last else T.alloc_buffer((len(matrix) * lanes,), "float32", scope="local")
+        values = None if last else T.alloc_buffer((len(matrix) * lanes,), "float32")
         for i, row in enumerate(matrix):
             with T.vectorized(lanes) as j:
                 value = _combine(row, lambda k, j=j, source=source: source(k, j))
@@ -233,9 +252,41 @@ def _emit(stages: list[Matrix], lanes: int, source: Source, store: Callable[[int
         source = lambda k, j, values=values: values[k * lanes + j]  # noqa: E731
 
 
+def _fetch(element: Expr, write: bool = False) -> None:
+    """Asks for the cache line of an element that will be needed soon: in the level-2 cache, or to be written."""
+    T.evaluate(T.call_intrin("void", "tirx.prefetch", T.address_of(element), int(write), 2, 1))
+
+
+def _registers(count: int, lanes: int) -> list[Any]:
+    """Vectors of zeros.
+
+    A buffer each, without a scope: TVM has small buffers of the scope "global" on the stack, from where LLVM takes them into
+    registers; others, and those of the scope "local", are allocated on the heap by every task.
+    """
+    found = [T.alloc_buffer((lanes,), "float32") for _ in range(count)]
+    for register in found:
+        with T.vectorized(lanes) as j:
+            T.buffer_store(register, T.float32(0), [j])
+    return found
+
+
+def _each(registers: list[Any], lanes: int, value: Callable[[int, Expr], Expr]) -> None:
+    """Sets lane j of each register i to ``value(i, j)``."""
+    for i, register in enumerate(registers):
+        with T.vectorized(lanes) as j:
+            T.buffer_store(register, value(i, j), [j])
+
+
+def _save(registers: list[Any], lanes: int, store: Callable[[int, Expr, Expr], None]) -> None:
+    """Calls ``store(i, j, value)`` for lane j of each register i."""
+    for i, register in enumerate(registers):
+        with T.vectorized(lanes) as j:
+            store(i, j, register[j])
+
+
 def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
     """Tiles per task, a multiple of the register tile's rows: PACKED_BYTES, or many where weights come from far away."""
-    most = PACKED_BYTES // (scheme.size * conv.c_in * 4) - scheme.segments(conv.taps) + 1
+    most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * 4) - scheme.ahead(conv.taps)
     most = min(most, tile.block // 2) if conv.c_in <= NEAR else tile.block // 2
     return max(most // tile.rows, 1) * tile.rows
 
@@ -248,19 +299,20 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     """
     if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32":
         raise ValueError(f"no such scheme for strided or transposed convolutions or float64 sums: {conv}")
-    segments = scheme.segments(conv.taps)
-    if segments > 1 and scheme.outputs != scheme.taps:
-        raise ValueError(f"{conv.taps} taps in segments need tiles of as many rows as a segment has taps, not {scheme.name}")
+    segments, grids = scheme.segments(conv.taps), scheme.grids(conv.taps)
     c_in, c_out, dilation, padding, shift = conv.c_in, conv.c_out, conv.dilation, conv.padding_left, conv.residual_shift
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
+    lines = -(-width // LINE)
+    step = scheme.taps
     outputs, size, products = scheme.outputs, scheme.size, scheme.products(conv.taps)
     chunks = -(-c_in // CHUNK)
     panels = -(-c_out // width)
     group = panel_group(panels, tile)
     groups = panels // group
-    block = block_tiles(conv, tile, scheme)
+    block, ahead = block_tiles(conv, tile, scheme), scheme.ahead(conv.taps)
     body, tail = c_in // lanes, c_in % lanes
     channels = -(-c_in // lanes)
+    pitch = (-(-channels * lanes // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
     ring = 1 << (size - 1).bit_length()  # rows; a tile's rows and those of the next
     whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
@@ -286,25 +338,28 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
         for b in range(B):
-            n: T.int64 = L[b]
-            m: T.int64 = conv.steps(n)
-            longest: T.int64 = (m + dilation - 1) // dilation
-            for task in T.parallel((longest + block * outputs - 1) // (block * outputs) * (dilation * groups)):
-                phase: T.int64 = task // groups % dilation
-                first: T.int64 = task // (groups * dilation) * block
-                left: T.int64 = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
-                tiles: T.int64 = T.min((left + outputs - 1) // outputs, block)
-                register_tiles: T.int64 = (tiles + rows - 1) // rows
+            n: T.let[T.int64] = L[b]
+            m: T.let[T.int64] = conv.steps(n)
+            longest: T.let[T.int64] = (m + dilation - 1) // dilation
+            all_tiles: T.let[T.int64] = (longest + outputs - 1) // outputs
+            blocks: T.let[T.int64] = (all_tiles + block - 1) // block
+            even: T.let[T.int64] = (all_tiles + blocks * rows - 1) // (blocks * rows) * rows  # threads get equal shares
+            for task in T.parallel(blocks * (dilation * groups)):
+                phase: T.let[T.int64] = task // groups % dilation
+                first: T.let[T.int64] = task // (groups * dilation) * even
+                left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
+                tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, even)
+                register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
                 S = T.alloc_buffer((ring, channels * lanes), "float32")
-                V = T.alloc_buffer((size, block + segments - 1, channels * lanes), "float32")
+                V = T.alloc_buffer((size, grids, block + ahead, pitch), "float32")
                 P = T.alloc_buffer((size, block, width), "float32")
                 if tail > 0:
                     for r in range(ring):
                         for j in T.vectorized(lanes):
                             S[r, body * lanes + j] = T.float32(0)
-                for r in range((register_tiles * rows + segments - 2) * outputs + size):
-                    row: T.int64 = phase + (first * outputs + r) * dilation - padding
-                    slot: T.int64 = r % ring
+                for r in range((register_tiles * rows - 1) * outputs + (segments - 1) * scheme.taps + size):
+                    row: T.let[T.int64] = phase + (first * outputs + r) * dilation - padding
+                    slot: T.let[T.int64] = r % ring
                     if row >= 0 and row < n:
                         for c in range(body):
                             for j in T.vectorized(lanes):
@@ -321,62 +376,58 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                         for c in range(channels):
                             for j in T.vectorized(lanes):
                                 S[slot, c * lanes + j] = T.float32(0)
-                    i: T.int64 = (r + 1 - size) // outputs
-                    if r + 1 - size == i * outputs and i >= 0:
-                        for c in range(channels):
-                            D = T.alloc_buffer((size * lanes,), "float32", scope="local")
-                            for k in T.unroll(size):
-                                for j in T.vectorized(lanes):
-                                    D[k * lanes + j] = S[(i * outputs + k) % ring, c * lanes + j]
-                            _emit(
-                                to_points, lanes, lambda k, j: D[k * lanes + j],
-                                lambda p, j, value: T.buffer_store(V, value, [p, i, c * lanes + j]),
-                            )
+                    for grid in range(grids):
+                        start: T.let[T.int64] = r + 1 - size - grid * step % outputs
+                        i: T.let[T.int64] = start // outputs
+                        if start == i * outputs and i >= 0 and i < register_tiles * rows + ahead:
+                            for c in range(channels):
+                                D = T.alloc_buffer((size * lanes,), "float32")
+                                for k in T.unroll(size):
+                                    for j in T.vectorized(lanes):
+                                        D[k * lanes + j] = S[(r + 1 - size + k) % ring, c * lanes + j]
+                                _emit(
+                                    to_points, lanes, lambda k, j: D[k * lanes + j],
+                                    lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
+                                )
                 for g in range(group):
-                    panel: T.int64 = task % groups * group + g
-                    column: T.int64 = panel * width
+                    panel: T.let[T.int64] = task % groups * group + g
+                    column: T.let[T.int64] = panel * width
                     for p in range(size):
                         for register_tile in range(register_tiles):
-                            total = T.alloc_buffer((rows * width,), "float32", scope="local")
-                            for r in T.unroll(rows):
-                                for v in T.unroll(vectors):
-                                    for j in T.vectorized(lanes):
-                                        total[r * width + v * lanes + j] = T.float32(0)
+                            if p < outputs:
+                                for r in T.unroll(rows):
+                                    t: T.let[T.int64] = phase + ((first + register_tile * rows + r) * outputs + p) * dilation
+                                    if t < m:
+                                        for line in T.unroll(lines):
+                                            _fetch(Y[b, t, column + line * LINE], True)
+                                            if conv.residuals > 0:
+                                                _fetch(R[b, t >> shift, column + line * LINE])
+                                            if conv.residuals > 1:
+                                                _fetch(R2[b, t, column + line * LINE])
+                            total = _registers(rows * vectors, lanes)
                             for s in range(T.min(products - p * segments, segments)):
+                                from_tile: T.let[T.int64] = register_tile * rows + s * step // outputs
                                 for chunk in range(chunks):
-                                    acc = T.alloc_buffer((rows * width,), "float32", scope="local")
-                                    for r in T.unroll(rows):
-                                        for v in T.unroll(vectors):
-                                            for j in T.vectorized(lanes):
-                                                acc[r * width + v * lanes + j] = T.float32(0)
+                                    acc = _registers(rows * vectors, lanes)
                                     for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
-                                        for r in T.unroll(rows):
-                                            for v in T.unroll(vectors):
-                                                for j in T.vectorized(lanes):
-                                                    acc[r * width + v * lanes + j] = T.fma(
-                                                        V[p, register_tile * rows + r + s, chunk * CHUNK + c],
-                                                        W[panel, p * segments + s, chunk * CHUNK + c, v * lanes + j],
-                                                        acc[r * width + v * lanes + j],
-                                                    )
-                                    for r in T.unroll(rows):
-                                        for v in T.unroll(vectors):
-                                            for j in T.vectorized(lanes):
-                                                total[r * width + v * lanes + j] = (
-                                                    total[r * width + v * lanes + j] + acc[r * width + v * lanes + j]
-                                                )
-                            for r in T.unroll(rows):
-                                for v in T.unroll(vectors):
-                                    for j in T.vectorized(lanes):
-                                        P[p, register_tile * rows + r, v * lanes + j] = total[r * width + v * lanes + j]
+                                        _each(acc, lanes, lambda i, j: T.fma(
+                                            V[p, s % grids, from_tile + i // vectors, chunk * CHUNK + c],
+                                            W[panel, p * segments + s, chunk * CHUNK + c, i % vectors * lanes + j],
+                                            acc[i][j],
+                                        ))
+                                    _each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
+                            _save(total, lanes, lambda i, j, value: T.buffer_store(
+                                P, value, [p, register_tile * rows + i // vectors, i % vectors * lanes + j]
+                            ))
                     for i in range(tiles):
-                        y = T.alloc_buffer((outputs * width,), "float32", scope="local")
+                        y = T.alloc_buffer((outputs * width,), "float32")
                         for v in T.unroll(vectors):
                             _emit(
                                 to_rows, lanes, lambda p, j: P[p, i, v * lanes + j],
                                 lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
                             )
                         for q in T.unroll(outputs):
-                            t: T.int64 = phase + ((first + i) * outputs + q) * dilation
+                            t: T.let[T.int64] = phase + ((first + i) * outputs + q) * dilation
                             if t < m:
                                 if has_bias:
                                     for v in T.unroll(vectors):
