@@ -12,6 +12,7 @@ import tvm
 from kokoro.istftnet import SineGen, SourceModuleHnNSF
 
 from kokoro_tvm.kernels import harmonic_source
+from kokoro_tvm.kernels.harmonic_source import Source
 from kokoro_tvm.kernels.tile import AVX2, AVX512, SSE, Tile
 
 UPSAMPLE, HARMONICS = 300, 9
@@ -20,7 +21,7 @@ UNTOUCHED = np.float32(777)
 
 @cache
 def _compiled(tile: Tile = AVX2) -> Callable:
-    func = harmonic_source.kernel(tile).with_attr("global_symbol", "f")
+    func = harmonic_source.kernel(Source(), tile).with_attr("global_symbol", "f")
     return tvm.compile(tvm.IRModule({"f": func}), target="llvm")["f"]
 
 
@@ -156,4 +157,9 @@ def test_error_does_not_grow_over_a_minute() -> None:
 
 def test_odd_upsampling_is_refused() -> None:
     with pytest.raises(ValueError, match="upsample 301"):
-        harmonic_source.kernel(AVX2, upsample=301)
+        Source(upsample=301)
+
+
+def test_half_a_frame_must_hold_a_vector() -> None:
+    with pytest.raises(ValueError, match="two vectors of 16"):
+        harmonic_source.kernel(Source(upsample=30), AVX512)

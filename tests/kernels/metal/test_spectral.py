@@ -8,6 +8,7 @@ import pytest
 from kokoro_tvm.kernels import harmonic_source as cpu_harmonic_source
 from kokoro_tvm.kernels import istft as cpu_istft
 from kokoro_tvm.kernels import stft as cpu_stft
+from kokoro_tvm.kernels.harmonic_source import Source
 from kokoro_tvm.kernels.metal import harmonic_source, istft, stft
 
 UPSAMPLE, HARMONICS, RATE = 300, 9, 24000
@@ -27,8 +28,8 @@ def _linear(rng):
     return (0.4 * rng.standard_normal(HARMONICS)).astype(np.float32), np.array([-0.03], np.float32)
 
 
-def _source_twin(f0, noise, weight, bias, **options):
-    return cpu_harmonic_source.reference(f0[None], [len(f0)], noise[None], weight, bias, **options)[0]
+def _source_twin(f0, noise, weight, bias):
+    return cpu_harmonic_source.reference(f0[None], [len(f0)], noise[None], weight, bias)[0]
 
 
 def test_harmonic_source(harness):
@@ -37,7 +38,7 @@ def test_harmonic_source(harness):
     noise = harness.ragged(lengths, HARMONICS, rows=lambda n: n * UPSAMPLE)
     weight, bias = _linear(harness.rng)
     harness.check(
-        harmonic_source.kernel(harness.tile),
+        harmonic_source.kernel(Source(), harness.tile),
         [f0, harness.LENGTHS, noise, weight, bias],
         lengths,
         harness.Output(lambda n: (n * UPSAMPLE,), rows=lambda n: n * UPSAMPLE),
@@ -52,7 +53,7 @@ def _sines(harness, f0):
     One weight at a time and no noise, so small that tanh is the identity: what comes out is the sine.
     """
     small = 2.0**-12
-    kernel = harness.build(harmonic_source.kernel(harness.tile, sine_amplitude=small, voiced_threshold=-1e9))
+    kernel = harness.build(harmonic_source.kernel(Source(sine_amplitude=small, voiced_threshold=-1e9), harness.tile))
     noise = np.zeros((1, len(f0) * UPSAMPLE, HARMONICS), np.float32)
     sines = []
     for h in range(HARMONICS):

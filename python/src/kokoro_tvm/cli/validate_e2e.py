@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kokoro_tvm.cli import validation
 from kokoro_tvm.cli.common import FAILED, console, single, warn_synthetic
-from kokoro_tvm.cli.validate_steps import Model, Spinner, check_options, facts, prepare
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.e2e import Result
@@ -24,31 +24,27 @@ def validate_e2e(
     text: Annotated[
         list[str] | None, typer.Option(help="What to say, may be repeated; Hello world if neither this nor --phonemes is given.")
     ] = None,
-    phonemes: Annotated[str | None, typer.Option(help="Phonemes instead of a text.")] = None,
-    voice: Annotated[
-        str | None, typer.Option(help="A name, a file, a blend, or synthetic:SEED; one that suits the weights if absent.")
-    ] = None,
-    speed: Annotated[float, typer.Option(help="2 is twice as fast.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the source's noise.")] = 0,
-    lang: Annotated[str, typer.Option(help="Language of the text.")] = "a",
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="The weights the artifact was made from; from the model hub if absent.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu.")] = "cpu",
-    lib_dir: Annotated[Path, typer.Option(help="The compiled artifact.")] = Path("tvm_output"),
-    backend: Annotated[str, typer.Option(help="tvm (--lib-dir) or onnxruntime (--onnx-dir).")] = "tvm",
-    onnx_dir: Annotated[Path, typer.Option(help="Made by kokoro-tvm export --format onnx.")] = Path("build/onnx"),
-    threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
-    save_dir: Annotated[Path, typer.Option(help="Where the HTML report and the audio go.")] = Path("logs/e2e_validation"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write every figure to this file.")] = None,
+    phonemes: validation.Phonemes = None,
+    voice: validation.Voice = None,
+    speed: validation.Speed = 1.0,
+    seed: validation.Seed = 0,
+    lang: validation.Lang = "a",
+    checkpoint: validation.Weights = None,
+    device: validation.Device = "cpu",
+    lib_dir: validation.LibDir = Path("tvm_output"),
+    backend: validation.Backend = "tvm",
+    onnx_dir: validation.OnnxDir = Path("build/onnx"),
+    threads: validation.Threads = None,
+    save_dir: validation.SaveDir = Path("logs/e2e_validation"),
+    json_file: validation.JsonFile = None,
 ) -> int:
     """Compare what the artifact says with what eager kokoro says in float64. Exit code 0: within tolerance."""
-    check_options(device, save_dir)
-    model = Model(backend, lib_dir, onnx_dir, threads)
+    validation.check_options(device, save_dir)
+    model = validation.Model(backend, lib_dir, onnx_dir, threads)
     results = []
-    with Spinner() as say:
+    with validation.Spinner() as say:
         texts: list[str | None] = [None] if phonemes is not None and not text else list(text or ["Hello world"])
-        bench, utterances = prepare(say, model, save_dir, checkpoint, texts[0], phonemes, voice, speed, seed, lang)
+        bench, utterances = validation.prepare(say, model, save_dir, checkpoint, texts[0], phonemes, voice, speed, seed, lang)
         for number, words in enumerate(texts):
             if number:
                 utterances = bench.utterances(words, None, voice, speed, seed, lang)
@@ -57,7 +53,7 @@ def validate_e2e(
     return _verdict(results, bench, save_dir)
 
 
-def _validate(bench: Workbench, utterances: list[Utterance], say: Spinner) -> Result:
+def _validate(bench: Workbench, utterances: list[Utterance], say: validation.Spinner) -> Result:
     from kokoro_tvm.validate import e2e
 
     def render(utterance: Utterance) -> e2e.Rendering:
@@ -73,7 +69,7 @@ def _save(results: Sequence[Result], bench: Workbench, save_dir: Path, json_file
     for number, result in enumerate(results, 1):
         folder = save_dir if len(results) == 1 else save_dir / f"text{number}"
         writer.write_waves(folder, result.renderings)
-        writer.write_page(folder / "report.html", writer.e2e_page(result, facts(bench, result.utterances)))
+        writer.write_page(folder / "report.html", writer.e2e_page(result, validation.facts(bench, result.utterances)))
     if json_file is not None:
         passed = all(r.passed for r in results)
         content = {"passed": passed, "summary": e2e.summary(results), "texts": [e2e.as_dict(r) for r in results]}

@@ -18,6 +18,17 @@ TOLERANCE = 0.0
 """Copies are exact."""
 
 
+def widths(channels: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """The channels of four inputs, 0 for those that are absent.
+
+    Raises:
+        ValueError: Not two to four inputs.
+    """
+    if not 2 <= len(channels) <= 4:
+        raise ValueError(f"{len(channels)} inputs; concat takes two to four")
+    return (*channels, 0, 0)[:4]
+
+
 def kernel(channels: tuple[int, ...], tile: Tile) -> PrimFunc:
     """Builds the PrimFunc.
 
@@ -28,9 +39,7 @@ def kernel(channels: tuple[int, ...], tile: Tile) -> PrimFunc:
         ValueError: Not two to four inputs.
     """
     count = len(channels)
-    if not 2 <= count <= 4:
-        raise ValueError(f"{count} inputs; concat takes two to four")
-    c0, c1, c2, c3 = (*channels, 0, 0)[:4]
+    c0, c1, c2, c3 = widths(channels)
 
     @T.prim_func
     def concat(x0_h: T.handle, x1_h: T.handle, x2_h: T.handle, x3_h: T.handle, lengths_h: T.handle, y_h: T.handle):
@@ -57,7 +66,7 @@ def kernel(channels: tuple[int, ...], tile: Tile) -> PrimFunc:
                     for c in range(c3):
                         Y[b, t, c0 + c1 + c2 + c] = X3[b, t, c]
 
-    return keep_parameters(concat, lambda name: {"X2": count > 2, "X3": count > 3}.get(name, True))
+    return keep_parameters(concat, lambda name: name not in ("X0", "X1", "X2", "X3")[count:])
 
 
 def reference(inputs: tuple[np.ndarray, ...], lengths: np.ndarray) -> list[np.ndarray]:

@@ -18,6 +18,8 @@ one cosine per sample instead of one per harmonic.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -31,6 +33,31 @@ TOLERANCE = 1e-7
 
 _FRAMES = 8
 """F0 values per task: 0.1 s of audio."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Sizes and constants of the source; the defaults are the model's.
+
+    Attributes:
+        upsample: Samples per F0 value; even, so that the centre of a frame lies between two samples.
+        harmonics: Number of sines, fundamental included.
+        sampling_rate: Samples per second.
+        sine_amplitude: Amplitude of each sine; a third of it is the noise's standard deviation where unvoiced.
+        noise_std: Standard deviation of the noise where voiced.
+        voiced_threshold: F0 in Hz above which a frame is voiced.
+    """
+
+    upsample: int = 300
+    harmonics: int = 9
+    sampling_rate: int = 24000
+    sine_amplitude: float = 0.1
+    noise_std: float = 0.003
+    voiced_threshold: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.upsample % 2:
+            raise ValueError(f"upsample {self.upsample} is odd")
 
 
 def _parity_sign(x: Expr) -> Expr:
@@ -47,38 +74,22 @@ def _weighted_noise_and_bias(noise: T.Buffer, weight: T.Buffer, bias: T.Buffer, 
     return T.fma(value, spread, T.cast(bias[0], "float64"))
 
 
-def kernel(
-    tile: Tile,
-    upsample: int = 300,
-    harmonics: int = 9,
-    sampling_rate: int = 24000,
-    sine_amplitude: float = 0.1,
-    noise_std: float = 0.003,
-    voiced_threshold: float = 10.0,
-) -> PrimFunc:
+def kernel(source: Source, tile: Tile) -> PrimFunc:
     """Builds the PrimFunc.
-
-    Args:
-        tile: Gives the vector width.
-        upsample: Samples per F0 value; even, so that the centre of a frame lies between two samples.
-        harmonics: Number of sines, fundamental included.
-        sampling_rate: Samples per second.
-        sine_amplitude: Amplitude of each sine; a third of it is the noise's standard deviation where unvoiced.
-        noise_std: Standard deviation of the noise where voiced.
-        voiced_threshold: F0 in Hz above which a frame is voiced.
 
     Returns:
         ``f(f0, lengths, noise, weight, bias, y)`` with ``weight`` [harmonics] and ``bias`` [1] of ``l_linear``.
 
     Raises:
-        ValueError: ``upsample`` is odd or shorter than two vectors.
+        ValueError: ``upsample`` is shorter than two vectors.
     """
     lanes = tile.lanes
+    upsample, harmonics = source.upsample, source.harmonics
     half = upsample // 2
-    if upsample % 2 or half < lanes:
-        raise ValueError(f"upsample {upsample} is odd or less than two vectors of {lanes}")
+    if half < lanes:
+        raise ValueError(f"upsample {upsample} is less than two vectors of {lanes}")
     vectors = -(-half // lanes)
-    cycles_per_sum = upsample / sampling_rate
+    cycles_per_sum = upsample / source.sampling_rate
 
     @T.prim_func
     def harmonic_source(
@@ -109,14 +120,14 @@ def kernel(
                         before: T.int64 = T.max(i - 1 + q % 2, T.int64(0))
                         after: T.int64 = T.min(i + q % 2, n - 1)
                         sine = T.alloc_buffer((harmonics,), "float64", scope="local")
-                        frequency: T.float64 = T.cast(f0[b, after], "float64") / T.float64(sampling_rate)
+                        frequency: T.float64 = T.cast(f0[b, after], "float64") / T.float64(source.sampling_rate)
                         # Before the first centre and after the last one the phase stands still (clamped interpolation).
                         slope: T.float64 = T.Select(before == after, T.float64(0), frequency)
-                        voiced: T.bool = f0[b, i] > T.float32(voiced_threshold)
+                        voiced: T.bool = f0[b, i] > T.float32(source.voiced_threshold)
                         start: T.float64 = vector_math_f64.turns(C[before] * T.float64(cycles_per_sum))
                         offset: T.float64 = T.float64(0.5) + T.Select(q % 2 == 0, T.float64(half), T.float64(0))
-                        amplitude: T.float64 = T.Select(voiced, T.float64(sine_amplitude), T.float64(0))
-                        spread: T.float64 = T.Select(voiced, T.float64(noise_std), T.float64(sine_amplitude / 3))
+                        amplitude: T.float64 = T.Select(voiced, T.float64(source.sine_amplitude), T.float64(0))
+                        spread: T.float64 = T.Select(voiced, T.float64(source.noise_std), T.float64(source.sine_amplitude / 3))
                         for h in range(harmonics):
                             sign: T.float64 = _parity_sign(T.cast(h + 1, "float64") * slope)
                             sine[h] = T.cast(weight[h], "float64") * amplitude * sign
@@ -154,28 +165,21 @@ def kernel(
 
 
 def reference(
-    f0: np.ndarray,
-    lengths: np.ndarray,
-    noise: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    upsample: int = 300,
-    sampling_rate: int = 24000,
-    sine_amplitude: float = 0.1,
-    noise_std: float = 0.003,
-    voiced_threshold: float = 10.0,
+    f0: np.ndarray, lengths: np.ndarray, noise: np.ndarray, weight: np.ndarray, bias: np.ndarray, source: Source = Source()
 ) -> list[np.ndarray]:
     """``SineGen`` and ``SourceModuleHnNSF`` in NumPy float64, harmonic by harmonic; one array [upsample * length] per sample."""
+    upsample = source.upsample
     outputs = []
     for b, n in enumerate(lengths):
         f = f0[b, :n].astype(np.float64)
-        rad = f[:, None] * np.arange(1, len(weight) + 1) / sampling_rate % 1
+        rad = f[:, None] * np.arange(1, len(weight) + 1) / source.sampling_rate % 1
         phase = np.cumsum(rad, axis=0) * 2 * np.pi * upsample
         position = np.maximum((np.arange(n * upsample) + 0.5) / upsample - 0.5, 0)
         i = position.astype(np.int64)
         w = (position - i)[:, None]
         sines = np.sin((1 - w) * phase[i] + w * phase[np.minimum(i + 1, n - 1)])
-        uv = np.repeat(f > voiced_threshold, upsample)[:, None]
-        waves = sine_amplitude * sines * uv + np.where(uv, noise_std, sine_amplitude / 3) * noise[b, : n * upsample]
+        uv = np.repeat(f > source.voiced_threshold, upsample)[:, None]
+        amplitude = np.where(uv, source.noise_std, source.sine_amplitude / 3)
+        waves = source.sine_amplitude * sines * uv + amplitude * noise[b, : n * upsample]
         outputs.append(np.tanh(waves @ weight.astype(np.float64) + float(bias[0])))
     return outputs

@@ -22,6 +22,7 @@ from tvm import relax, tirx
 
 from kokoro_tvm.kernels import winograd
 from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.harmonic_source import Source
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.records import layer_name
@@ -240,7 +241,7 @@ def _append_style(call: OperatorCall, low: Lowering) -> relax.Expr:
 
 def _harmonic_source(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = {k: v for k, v in call.attributes.items() if k != "absent"}
-    kernel = low.kernels.harmonic_source.kernel(low.tile, harmonics=call.channels("noise"), **a)
+    kernel = low.kernels.harmonic_source.kernel(Source(harmonics=call.channels("noise"), **a), low.tile)
     return low.call(kernel, "harmonic_source", call.present("f0", "lengths", "noise", "weight", "bias"), call.type)
 
 

@@ -276,12 +276,12 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], failed: Seq
 
 
 def audio_element(label: str, samples: np.ndarray) -> str:
-    """A player with the samples as float WAV inside it."""
+    """A player with the samples as float WAV inside it, and how long they last: players show whole seconds."""
     if not np.isfinite(samples).all():
         return f'<p class="bad">{html.escape(label)}: not finite, cannot be played</p>'
     data = base64.b64encode(encode_audio(samples)).decode()
     player = f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
-    return f"<figure><figcaption>{html.escape(label)}</figcaption>{player}</figure>"
+    return f"<figure><figcaption>{html.escape(label)}, {len(samples) / SAMPLE_RATE:.2f} s</figcaption>{player}</figure>"
 
 
 def steps_page(reports: Sequence[steps.Report], facts: Sequence[tuple[str, str]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from kokoro_tvm.kernels.concat import widths
 from kokoro_tvm.kernels.metal.tile import GROUPS, SIMD, Tile
 from kokoro_tvm.kernels.prune import keep_parameters
 
@@ -19,9 +20,7 @@ def kernel(channels: tuple[int, ...], tile: Tile) -> PrimFunc:
         ValueError: Not two to four inputs.
     """
     count = len(channels)
-    if not 2 <= count <= 4:
-        raise ValueError(f"{count} inputs; concat takes two to four")
-    c0, c1, c2, c3 = (*channels, 0, 0)[:4]
+    c0, c1, c2, c3 = widths(channels)
 
     @T.macro
     def copy(X, Y, b, t, lane, width, first):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from kokoro_tvm.kernels.harmonic_source import Source
 from kokoro_tvm.kernels.metal import vector_math
 from kokoro_tvm.kernels.metal.tile import THREADS, Tile
 from kokoro_tvm.kernels.vector_math import Expr
@@ -35,25 +36,13 @@ def _fixed(f0: Expr) -> Expr:
     return T.cast(T.nearbyint(limited * T.float32(2**_F0_BITS)), "int64")
 
 
-def kernel(
-    tile: Tile,
-    upsample: int = 300,
-    harmonics: int = 9,
-    sampling_rate: int = 24000,
-    sine_amplitude: float = 0.1,
-    noise_std: float = 0.003,
-    voiced_threshold: float = 10.0,
-) -> PrimFunc:
-    """Builds the PrimFunc; arguments as for the CPU's.
+def kernel(source: Source, tile: Tile) -> PrimFunc:
+    """Builds the PrimFunc.
 
     Returns:
         ``f(f0, lengths, noise, weight, bias, y)`` with ``weight`` [harmonics] and ``bias`` [1] of ``l_linear``.
-
-    Raises:
-        ValueError: ``upsample`` is odd.
     """
-    if upsample % 2:
-        raise ValueError(f"upsample {upsample} is odd")
+    upsample, harmonics, sampling_rate = source.upsample, source.harmonics, source.sampling_rate
     half = upsample // 2
     whole = sampling_rate << _F0_BITS
     per_frame = 3
@@ -133,10 +122,10 @@ def kernel(
                     T.bitwise_and(T.shift_right(phase49, T.int64(_PHASE_BITS + 1 - 32)), T.int64(0xFFFFFFFF)), "uint32"
                 )
                 amplitude: T.float32 = T.float32(0)
-                spread: T.float32 = T.float32(sine_amplitude / 3)
-                if f0[b, i] > T.float32(voiced_threshold):
-                    amplitude = T.float32(sine_amplitude)
-                    spread = T.float32(noise_std)
+                spread: T.float32 = T.float32(source.sine_amplitude / 3)
+                if f0[b, i] > T.float32(source.voiced_threshold):
+                    amplitude = T.float32(source.sine_amplitude)
+                    spread = T.float32(source.noise_std)
                 value[0] = bias[0]
                 for h in range(harmonics):
                     half_turn: T.uint32 = T.shift_left(
