@@ -6,14 +6,16 @@ at once. Nothing here imports torch or tvm before a fixture has to be made.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import gc
 import hashlib
 import importlib.metadata
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ import kokoro_tvm
 
 if TYPE_CHECKING:
     from kokoro_tvm.reference.checkpoint import Checkpoint
+    from kokoro_tvm.reference.model import ReferenceModel
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "test-cache"
 PACKAGE = Path(kokoro_tvm.__file__).parent
@@ -134,6 +137,24 @@ def tiny_checkpoint() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
+def tiny32(tiny_checkpoint: Checkpoint) -> ReferenceModel:
+    """Eager kokoro with ``tiny_checkpoint``'s weights."""
+    from kokoro_tvm.reference.checkpoint import build_model
+
+    return build_model(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny64(tiny_checkpoint: Checkpoint) -> ReferenceModel:
+    """The same in float64."""
+    import torch
+
+    from kokoro_tvm.reference.checkpoint import build_model
+
+    return build_model(tiny_checkpoint, torch.float64)
+
+
+@pytest.fixture(scope="session")
 def full_checkpoint() -> Checkpoint:
     """Synthetic weights of the published architecture; ``.source`` is the file's path."""
     from kokoro_tvm.reference.checkpoint import load_checkpoint
@@ -185,3 +206,27 @@ def voices_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Registers this suite's options."""
     parser.addoption("--metal-thorough", action="store_true", help="Metal kernels in every mode of the emulator")
+
+
+_GROWTH = 512 << 20
+"""Bytes a test process may grow by before what it no longer uses goes back to the system."""
+
+_held = 0
+"""Resident bytes when it last did."""
+
+
+def _resident() -> int:
+    """Bytes of memory this process holds; 0 where that is not known."""
+    path = Path("/proc/self/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.is_file() else 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Gives memory back: what compiling frees stays in the allocator, gigabytes of it after some hundred tests."""
+    global _held
+    yield
+    if _resident() > _held + _GROWTH:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        _held = _resident()

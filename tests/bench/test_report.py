@@ -61,6 +61,38 @@ def test_markdown_has_every_table_and_problem(found):
     assert "- cpu: made up" in lines
 
 
+def test_readme_gets_the_short_table(found, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
+    report.write_summary(path, found)
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ["before", "<!-- bench -->"]
+    assert lines[-2:] == ["<!-- /bench -->", "after"]
+    assert "| real-time factor (lower is faster) | kokoro-tvm | onnxruntime | openvino |" in lines
+    assert "| Whole model, token ids to samples, 1.0 s | 0.200 | 0.500 | – |" in lines
+    assert "| “Hello world” to samples, warm | 200 ms | 500 ms | – |" in lines
+    assert "| A fresh process: load, speak 1.0 s | 0.75 s | – | – |" in lines
+    assert "| its peak memory | 321 MiB | – | – |" in lines
+    assert "old" not in lines
+    assert "2 threads; made up; synthetic weights." in lines
+    once = path.read_text()
+    report.write_summary(path, found)
+    assert path.read_text() == once
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<!-- bench -->\n", "<!-- /bench -->\n<!-- bench -->\n", 2 * "<!-- bench -->\n<!-- /bench -->\n"]
+)
+def test_readme_without_its_lines(text, found, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    with pytest.raises(InputError, match="no single pair of lines"):
+        report.write_summary(path, found)
+    assert path.read_text() == text
+    with pytest.raises(InputError, match="cannot read"):
+        report.write_summary(tmp_path / "none.md", found)
+
+
 def test_picture(found, tmp_path):
     figure = report.picture(found)
     visible = [a for a in figure.axes if a.get_visible()]

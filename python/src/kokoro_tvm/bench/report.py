@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMA = 1
+MARKS = ("<!-- bench -->", "<!-- /bench -->")
+"""Lines of a README between which ``write_summary`` puts its table."""
+
 TITLES = {WHOLE: "Whole model, token ids to samples", DECODER: "Decoder alone"}
 
 
@@ -287,14 +290,63 @@ def rich_table(rows: Rows) -> Table:
 
 
 def markdown(found: Comparison) -> str:
-    """For the README: header, tables, and what could not be measured."""
+    """The whole report: header, tables, and what could not be measured."""
     lines = [f"- {name}: {value}" for name, value in found.header.items()]
     for title, columns, body in tables(found):
-        lines += ["", f"**{title}**", "", _line(columns), _line(["---", *["---:"] * (len(columns) - 1)])]
-        lines += [_line(row) for row in body]
+        lines += ["", f"**{title}**", "", *_table_lines(columns, body)]
     lines += [""] if found.problems else []
     lines += [f"- {p.engine}, {p.what}: {p.reason}" for p in found.problems]
     return "\n".join(lines) + "\n"
+
+
+def summary(found: Comparison) -> str:
+    """For a README: one table with a column per engine, at the largest number of threads, and what it was measured on."""
+    threads = max((t.threads for t in found.timings), default=0)
+    rows = [
+        [f"{TITLES[subject]}, {audio:.1f} s", *(f"{t.rtf:.3f}" if t else "–" for t in timings)]
+        for subject in SUBJECTS
+        for wanted, audio in _lengths(found, subject, threads)
+        for timings in [[found.timing(engine, subject, threads, wanted) for engine in found.engines]]
+    ]
+    for text in dict.fromkeys(s.text for s in found.spoken if s.threads == threads):
+        times = {s.engine: statistics.median(s.seconds) for s in found.spoken if (s.text, s.threads) == (text, threads)}
+        cells = [f"{1e3 * times[engine]:.0f} ms" if engine in times else "–" for engine in found.engines]
+        rows.append([f"“{text}” to samples, warm", *cells])
+    fresh = [c for c in found.cold if (c.subject, c.threads) == (WHOLE, threads)]
+    shortest = min((c.audio for c in fresh), default=0.0)
+    of = {c.engine: c for c in fresh if c.audio == shortest}
+    if of:
+        times = [f"{c.load + c.first:.2f} s" if (c := of.get(engine)) else "–" for engine in found.engines]
+        peaks = [f"{c.peak_mib:.0f} MiB" if (c := of.get(engine)) else "–" for engine in found.engines]
+        rows += [[f"A fresh process: load, speak {shortest:.1f} s", *times], ["its peak memory", *peaks]]
+    told = [_plural(threads), *(found.header[k] for k in ("cpu", "features", "date") if k in found.header)]
+    if "weights" in found.header:
+        told.append(f"{found.header['weights']} weights")
+    lines = _table_lines(["real-time factor (lower is faster)", *found.engines], rows)
+    return "\n".join([*lines, "", "; ".join(told) + ".", *([found.header["method"].capitalize() + "."] if "method" in found.header else [])])
+
+
+def write_summary(path: Path, found: Comparison) -> None:
+    """Replaces what stands between the two lines ``MARKS`` of a file by ``summary``.
+
+    Raises:
+        InputError: The file cannot be read, or does not have each of the two lines once, in this order.
+    """
+    begin, end = MARKS
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    before, _, rest = text.partition(f"{begin}\n")
+    _, found_end, after = rest.partition(end)
+    if not found_end or begin in rest or end in after:
+        raise InputError(f"{path} has no single pair of lines {begin} and {end} to put the table between")
+    with staged(path) as temporary:
+        temporary.write_text(f"{before}{begin}\n{summary(found)}\n{end}{after}", encoding="utf-8")
+
+
+def _table_lines(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return [_line(columns), _line(["---", *["---:"] * (len(columns) - 1)]), *(_line(row) for row in body)]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -336,7 +388,8 @@ def picture(found: Comparison) -> Figure:
         axis.grid(axis="y", alpha=0.3)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles) or 1, fontsize=8)
+    side_by_side = min(len(handles), 3 * columns) or 1
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=side_by_side, fontsize=8)
     figure.suptitle(found.header.get("cpu", ""), fontsize=9)
     return figure
 

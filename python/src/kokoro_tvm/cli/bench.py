@@ -32,12 +32,15 @@ def bench(
     voice: Annotated[str | None, typer.Option(help="As for synth; one that suits the weights if absent.")] = None,
     cache: Annotated[Path, typer.Option(help="Where weights, artifact and ONNX graphs are kept.")] = Path("build/bench"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every run's time here.")] = None,
-    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables here, for the README.")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write all tables here.")] = None,
+    readme: Annotated[
+        Path | None, typer.Option(help="Put a short table between the lines <!-- bench --> and <!-- /bench --> of this file.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw them here (.png, .svg).")] = None,
     read: Annotated[Path | None, typer.Option("--from", help="Show a run's --json again instead of measuring.")] = None,
 ) -> int:
     """Time this engine against others: same weights, same phonemes, alternating runs, one process per engine."""
-    for path in (json_file, markdown_file, picture):
+    for path in (json_file, markdown_file, readme, picture):
         if path:
             check_writable(path)
     from kokoro_tvm.bench import report
@@ -61,6 +64,8 @@ def bench(
 
         with staged(markdown_file) as temporary:
             temporary.write_text(report.markdown(found), encoding="utf-8")
+    if readme:
+        report.write_summary(readme, found)
     if picture:
         report.write_picture(picture, report.picture(found))
     _show(found)
