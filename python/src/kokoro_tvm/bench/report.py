@@ -322,8 +322,9 @@ def summary(found: Comparison) -> str:
     told = [_plural(threads), *(found.header[k] for k in ("cpu", "features", "date") if k in found.header)]
     if "weights" in found.header:
         told.append(f"{found.header['weights']} weights")
+    sentences = ["; ".join(told), *(found.header[k].capitalize() for k in ("method",) if k in found.header)]
     lines = _table_lines(["real-time factor (lower is faster)", *found.engines], rows)
-    return "\n".join([*lines, "", "; ".join(told) + ".", *([found.header["method"].capitalize() + "."] if "method" in found.header else [])])
+    return "\n".join([*lines, "", *(f"{sentence}." for sentence in sentences)])
 
 
 def write_summary(path: Path, found: Comparison) -> None:
