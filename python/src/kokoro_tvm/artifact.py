@@ -89,7 +89,7 @@ class ComponentRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``manifest.json``."""
+    """``manifest.json``; ``dtype`` is what the decoder's convolutions multiply, float32 or bf16."""
 
     kokoro_tvm: str
     tvm: str
@@ -103,6 +103,7 @@ class Manifest:
     extern: FileRecord | None = None
     components: dict[str, ComponentRecord] = field(default_factory=dict)
     tuning: str = ""
+    dtype: str = "float32"
     schema: int = SCHEMA
 
     @property
@@ -157,6 +158,17 @@ def file_record(path: Path) -> FileRecord:
                           else hashlib.sha256(file.read()).hexdigest(), path.stat().st_size)  # fmt: skip
 
 
+WEIGHT_TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
+"""Names in safetensors of what weights are made of; NumPy has no bfloat16, whose bits are in a uint16 here."""
+
+
+def _code(dtype: np.dtype) -> str:
+    for code, known in WEIGHT_TYPES.items():
+        if known == dtype:
+            return code
+    raise TypeError(f"weights are float32, or uint16 for bfloat16; got {dtype}")
+
+
 def write_weights(path: Path, weights: dict[str, np.ndarray]) -> FileRecord:
     """Writes a safetensors file whose tensors start at multiples of ``ALIGNMENT`` where that is possible.
 
@@ -168,9 +180,7 @@ def write_weights(path: Path, weights: dict[str, np.ndarray]) -> FileRecord:
     offset = 0
     for name in order:
         array = weights[name]
-        if array.dtype != np.float32:
-            raise TypeError(f"{name}: weights are float32, got {array.dtype}")
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        header[name] = {"dtype": _code(array.dtype), "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
@@ -290,8 +300,8 @@ def read_weights(path: Path, names: Sequence[str]) -> list[np.ndarray]:
     """Maps the named tensors of a safetensors file into memory, or reads them from an ``.npz`` archive.
 
     Returns:
-        float32 arrays in the order of ``names``, aligned to ``ALIGNMENT``. Those of a safetensors file are mapped: pages are
-        shared between processes and read on first use. Tensors that are not aligned in the file are copied.
+        Arrays, float32 or uint16 (bfloat16), in the order of ``names``, aligned to ``ALIGNMENT``. Those of a safetensors file
+        are mapped: pages are shared between processes and read on first use. Tensors not aligned in the file are copied.
 
     Raises:
         ArtifactError: The file cannot be read; names and tensors of a safetensors file differ, or an archive lacks names.
@@ -326,16 +336,15 @@ def _read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
 
 
 def _aligned_copy(array: np.ndarray) -> np.ndarray:
-    if array.dtype != np.float32:
-        raise TypeError(f"weights are float32, got {array.dtype}")
-    copy = aligned_empty(array.shape, np.float32)
+    _code(array.dtype)
+    copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 def _aligned(data: np.ndarray, base: int, entry: dict[str, Any]) -> np.ndarray:
     first, last = entry["data_offsets"]
-    array = data[base + first : base + last].view(np.float32).reshape(entry["shape"])
+    array = data[base + first : base + last].view(WEIGHT_TYPES[entry["dtype"]]).reshape(entry["shape"])
     if array.ctypes.data % ALIGNMENT == 0:
         return array
     return _aligned_copy(array)

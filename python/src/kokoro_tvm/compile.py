@@ -37,9 +37,10 @@ from kokoro_tvm.artifact import (
 )
 from kokoro_tvm.config import DEFAULT_SEQ_LEN, ModelConfig
 from kokoro_tvm.errors import ArtifactError, InputError, OutputError
+from kokoro_tvm.kernels import bf16
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.selection import Tile
-from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
+from kokoro_tvm.passes.lower_operators import PACKING, Dtype, LowerOperators
 from kokoro_tvm.passes.pipeline import build, pipeline
 from kokoro_tvm.relax_component import RelaxComponent
 from kokoro_tvm.stages import COMPONENTS
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from kokoro_tvm.reference.checkpoint import Checkpoint
 
 LSTM_METHODS = ("extern", "tir")
+DTYPES = ("float32", "bf16")
 
 BUNDLE = "kokoro"
 """Stem of the files of an artifact whose components share one library and one file of weights."""
@@ -84,6 +86,7 @@ class CompileOptions:
         aligned_len: Most duration frames of an utterance.
         lstm_method: ``extern`` or ``tir``.
         dump_directory: Where to leave readable IR of every phase, if anywhere.
+        dtype: What the decoder's convolutions multiply: ``float32`` or ``bf16``; sums are float32 with both.
     """
 
     target: Target
@@ -92,6 +95,7 @@ class CompileOptions:
     aligned_len: int
     lstm_method: str
     dump_directory: Path | None = None
+    dtype: Dtype = "float32"
 
     @classmethod
     def resolve(
@@ -103,6 +107,7 @@ class CompileOptions:
         aligned_len: int | None = None,
         lstm_method: str | None = None,
         dump_directory: Path | None = None,
+        dtype: str = "float32",
     ) -> CompileOptions:
         """Checks the options against the model and each other.
 
@@ -114,6 +119,7 @@ class CompileOptions:
             aligned_len: Capacity in frames; by default what ``seq_len`` tokens of the longest duration can need.
             lstm_method: ``extern`` or ``tir``; the target's default if None.
             dump_directory: See the class.
+            dtype: ``float32`` or ``bf16``, for which the CPU needs ``kernels.bf16.FEATURE``.
 
         Raises:
             InputError: Naming everything that is wrong.
@@ -129,12 +135,16 @@ class CompileOptions:
             problems.append(f"--aligned-len must be at least 3 frames, got {aligned_len}")
         if lstm_method not in (None, *LSTM_METHODS):
             problems.append(f"--lstm-method must be one of {', '.join(LSTM_METHODS)}, got {lstm_method!r}")
+        if dtype not in DTYPES:
+            problems.append(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if lstm_method == "extern" and target in METAL_SYSTEMS:
             problems.append(f"--lstm-method extern runs on a CPU; --target {target} takes tir")
         if problems:
             raise InputError("; ".join(problems))
         machine = named_target(target, mcpu)
-        return cls(machine, target, seq_len, aligned_len, lstm_method or machine.lstm_method, dump_directory)
+        if dtype == "bf16" and bf16.FEATURE not in machine.features:
+            raise InputError(f"--dtype bf16 needs a CPU with {bf16.FEATURE}, which {machine.mcpu} lacks; use --dtype float32")
+        return cls(machine, target, seq_len, aligned_len, lstm_method or machine.lstm_method, dump_directory, dtype)
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each, for display before work begins."""
@@ -146,6 +156,7 @@ class CompileOptions:
             ("tuning", f"{len(self.target.tile.tuned)} layers" if self.target.tile.tuned else "none, default tiles"),
             ("capacity", f"{self.seq_len} tokens, {self.aligned_len} frames"),
             ("lstm", self.lstm_method),
+            ("dtype", self.dtype),
         ]
 
 
@@ -235,11 +246,12 @@ def compile_bundle(
         extern = _ship_extern(staging, options)
         module = tvm.IRModule({c.name: c.module[c.name] for c in components})
         library = staging / f"{BUNDLE}{'.so' if target.native else '.tar'}"
-        passes = pipeline(target.tile, options.lstm_method, options.dump_directory, listener)
+        passes = pipeline(target.tile, options.lstm_method, options.dump_directory, listener, options.dtype)
         build(module, target.tvm_target(), passes, target.tile).export_library(str(library))
         if listener:
             listener("weights")
-        weights = {c.name: _prefixed(c.name, packed_weights(c, target.tile, options.lstm_method)) for c in components}
+        pack_all = lambda c: packed_weights(c, target.tile, options.lstm_method, options.dtype)  # noqa: E731
+        weights = {c.name: _prefixed(c.name, pack_all(c)) for c in components}
         shared = {name: array for arrays in weights.values() for name, array in arrays.items()}
         files = file_record(library), write_npz(staging / f"{BUNDLE}_params.npz", shared)
         records = {n: ComponentRecord(*files, tuple(w), **component_interface(n)) for n, w in weights.items()}
@@ -290,6 +302,7 @@ def _blank_manifest(origin: Origin, options: CompileOptions) -> Manifest:
         checkpoint=origin.checkpoint,
         config=origin.config.to_dict(),
         tuning=target.tile.tuning,
+        dtype=options.dtype,
     )
 
 
@@ -339,7 +352,7 @@ def _compile_one(
         _check_against_emulated(library, component, options)
     if listener:
         listener("weights")
-    weights = packed_weights(component, target.tile, options.lstm_method)
+    weights = packed_weights(component, target.tile, options.lstm_method, options.dtype)
     record = write_weights(staging / f"{component.name}.safetensors", weights)
     return ComponentRecord(file_record(library), record, tuple(weights), **component_interface(component.name))
 
@@ -348,7 +361,7 @@ def _build(
     component: RelaxComponent, target: Target, options: CompileOptions, listener: Callable[[str], None] | None = None
 ) -> relax.VMExecutable:
     dump = options.dump_directory / component.name if options.dump_directory else None
-    passes = pipeline(target.tile, options.lstm_method, dump, listener)
+    passes = pipeline(target.tile, options.lstm_method, dump, listener, options.dtype)
     return build(component.module, target.tvm_target(), passes, target.tile)
 
 
@@ -370,9 +383,11 @@ def _check_against_emulated(library: Path, component: RelaxComponent, options: C
         macos.check_same_program(library, emulated)
 
 
-def packed_weights(component: RelaxComponent, tile: Tile, lstm_method: str) -> dict[str, np.ndarray]:
+def packed_weights(
+    component: RelaxComponent, tile: Tile, lstm_method: str, dtype: Dtype = "float32"
+) -> dict[str, np.ndarray]:
     """The component's weights in the layouts that its lowered function asks for."""
-    lowered = LowerOperators(tile, lstm_method)(component.module)[component.name]
+    lowered = LowerOperators(tile, lstm_method, dtype)(component.module)[component.name]
     layouts = json.loads(lowered.attrs[PACKING])
     parameters = [p.name for p in lowered.params][len(COMPONENTS[component.name].inputs) :]
     return {

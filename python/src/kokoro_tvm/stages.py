@@ -46,6 +46,7 @@ class Component:
         accumulate: Type of the sums in its matrix products. The phase of the harmonic source is the integral of F0: what rounding
             leaves in F0 grows with every frame until it can be heard. So all that F0 depends on, a few percent of the
             arithmetic, is summed in float64.
+        rounds: Whether ``--dtype bf16`` applies: its convolutions may multiply bfloat16. What decides durations and F0 does not.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Component:
     lengths: str
     capacity: str
     accumulate: Literal["float32", "float64"] = "float32"
+    rounds: bool = False
 
 
 def _resolve(dim: Dim, extents: dict[str, int]) -> int:
@@ -104,6 +106,7 @@ COMPONENTS: dict[str, Component] = {
             (TensorSpec("audio", "float32", ("B", "600*M")),),
             "frame_lengths",
             "M",
+            rounds=True,
         ),
     )
 }

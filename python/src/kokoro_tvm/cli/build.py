@@ -44,13 +44,14 @@ class Request:
     lstm_method: str | None
     output_dir: Path
     dump_ir: bool
+    dtype: str = "float32"
 
     def resolve(self, checkpoint: Checkpoint) -> CompileOptions:
         """The compiler's options; raises ``InputError`` with everything that is wrong."""
         from kokoro_tvm.compile import CompileOptions
 
         return CompileOptions.resolve(
-            checkpoint, self.target, self.mcpu, self.seq_len, self.aligned_len, self.lstm_method, self.dump_directory
+            checkpoint, self.target, self.mcpu, self.seq_len, self.aligned_len, self.lstm_method, self.dump_directory, self.dtype
         )
 
     @property
@@ -79,6 +80,9 @@ def build_command(choices: Sequence[str]) -> Callable[..., int]:
         lstm_method: Annotated[
             str | None, typer.Option(help="extern (the C++ recurrence) or tir; extern if absent, tir on a GPU.")
         ] = None,
+        dtype: Annotated[
+            str, typer.Option(help="What the decoder's convolutions multiply: float32, or bf16 where the CPU has avx512bf16.")
+        ] = "float32",
         output_dir: Annotated[
             Path, typer.Option("--output-dir", "-o", help="The artifact; components of the same build are kept.")
         ] = Path("tvm_output"),
@@ -92,7 +96,7 @@ def build_command(choices: Sequence[str]) -> Callable[..., int]:
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built, and stop.")] = False,
     ) -> int:
         names = _selected(component, choices)
-        request = Request(checkpoint, config, target, mcpu, seq_len, aligned_len, lstm_method, output_dir, dump_ir)
+        request = Request(checkpoint, config, target, mcpu, seq_len, aligned_len, lstm_method, output_dir, dump_ir, dtype)
         return _plan(names, request) if dry_run else _build(names, request, force, validate)
 
     command.__doc__ = f"Compile {', '.join(choices)} into an artifact."

@@ -26,6 +26,9 @@ def compile_onnx(
         int | None, typer.Option(help="Capacity in frames of 25 ms; the most that seq-len can need if absent.")
     ] = None,
     lstm_method: Annotated[str, typer.Option(help="extern (the C++ recurrence) or tir.")] = "extern",
+    dtype: Annotated[
+        str, typer.Option(help="What the decoder's convolutions multiply: float32, or bf16 where the CPU has avx512bf16.")
+    ] = "float32",
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", help="Gets kokoro.so, kokoro_params.npz and manifest.json.")
     ] = Path("build"),
@@ -43,7 +46,7 @@ def compile_onnx(
     source = next(iter(components.values())).source
     origin = Origin(source.checkpoint, source.model)
     dump = output_dir.with_name(f"{output_dir.name}-ir") if dump_ir else None
-    options = CompileOptions.resolve(origin, target, mcpu, seq_len, aligned_len, lstm_method, dump)
+    options = CompileOptions.resolve(origin, target, mcpu, seq_len, aligned_len, lstm_method, dump, dtype)
     made = f"{source.checkpoint.source}, exported by kokoro-tvm {source.kokoro_tvm}"
     console.print(rows_table([("components", str(onnx_dir)), ("checkpoint", made), *options.rows(), ("output", str(output_dir))]))
     warn_synthetic(source.checkpoint.synthetic)

@@ -67,6 +67,7 @@ class Conv1d:
         scale: Factor on the sum of all the above.
         epilogue: Activation of the output.
         accumulate: Type of the sums.
+        products: Type that inputs and weights are rounded to before they are multiplied.
     """
 
     c_in: int
@@ -88,6 +89,7 @@ class Conv1d:
     scale: float = 1.0
     epilogue: Literal["none", "gelu"] = "none"
     accumulate: Literal["float32", "float64"] = "float32"
+    products: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def bytes(self) -> int:

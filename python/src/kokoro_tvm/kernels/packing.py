@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kokoro_tvm.kernels import bilstm, conv1d, style_linear, winograd
+from kokoro_tvm.kernels import bf16, bilstm, conv1d, style_linear, winograd
 from kokoro_tvm.kernels.metal import packing as metal
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.tile import Tile
@@ -31,6 +31,8 @@ _PACKERS: dict[str, Packer] = {
 def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     """Applies a layout: a name of ``_PACKERS``, ``transposed:<stride>`` or ``winograd:<rows of a tile>,<taps of a segment>``.
 
+    ``winograd-bf16`` is ``winograd`` in pairs of bfloat16.
+
     ``@<width>`` behind it asks for panels of another width than the tile's.
 
     Raises:
@@ -46,4 +48,6 @@ def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
         return conv1d.pack_transposed_weight(weight, int(argument), tile.width)
     if name == "winograd":
         return winograd.pack_weight(weight, winograd.SCHEMES[layout], tile.width)
+    if name == "winograd-bf16":
+        return bf16.pack_pairs(winograd.pack_weight(weight, winograd.SCHEMES[f"winograd:{argument}"], tile.width))
     return np.ascontiguousarray(_PACKERS[name](weight, tile))

@@ -30,6 +30,7 @@ import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from kokoro_tvm.kernels import bf16
 from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.tile import Tile
@@ -195,9 +196,12 @@ def amplification(scheme: Scheme) -> float:
     return float((np.linalg.norm(_rows(scheme.output_stages) * products, axis=1) / scheme.taps**0.5).max())
 
 
-def tolerance(scheme: Scheme) -> float:
-    """Largest error relative to the largest output: that of the direct kernel, whose sums these are, amplified."""
-    return TOLERANCE * amplification(scheme)
+def tolerance(scheme: Scheme, products: str = "float32") -> float:
+    """Largest error relative to the largest output: that of the direct kernel, whose sums these are, amplified.
+
+    With bfloat16 products the rounding of the factors stands in the place of the rounding of sums.
+    """
+    return (TOLERANCE if products == "float32" else bf16.TOLERANCE) * amplification(scheme)
 
 
 def scheme_for(conv: Conv1d) -> Scheme | None:
@@ -205,6 +209,9 @@ def scheme_for(conv: Conv1d) -> Scheme | None:
     plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
     if not plain or min(conv.c_in, conv.c_out) < 64 or conv.taps % 4 != 3:
         return None
+    if conv.products == "bfloat16":
+        # Products cost half, transforms what they did, and rounding is magnified less by fewer points.
+        return F43 if conv.taps == 3 else F44
     return F63 if conv.taps == 3 else F54
 
 
@@ -277,6 +284,13 @@ def _each(registers: list[Any], lanes: int, value: Callable[[int, Expr], Expr]) 
             T.buffer_store(register, value(i, j), [j])
 
 
+def _dots(registers: list[Any], lanes: int, pair: Callable[[int], Expr], weights: Callable[[int], Expr]) -> None:
+    """Adds the products of ``pair(i)`` and ``weights(i)`` to each register i; see ``bf16.dot``."""
+    everything = T.ramp(0, 1, lanes)
+    for i, register in enumerate(registers):
+        T.buffer_store(register, bf16.dot(register[everything], pair(i), weights(i)), [everything])
+
+
 def _save(registers: list[Any], lanes: int, store: Callable[[int, Expr, Expr], None]) -> None:
     """Calls ``store(i, j, value)`` for lane j of each register i."""
     for i, register in enumerate(registers):
@@ -286,7 +300,8 @@ def _save(registers: list[Any], lanes: int, store: Callable[[int, Expr, Expr], N
 
 def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
     """Tiles per task, a multiple of the register tile's rows: PACKED_BYTES, or many where weights come from far away."""
-    most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * 4) - scheme.ahead(conv.taps)
+    size = 2 if conv.products == "bfloat16" else 4
+    most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * size) - scheme.ahead(conv.taps)
     most = min(most, tile.block // 2) if conv.c_in <= NEAR else tile.block // 2
     return max(most // tile.rows, 1) * tile.rows
 
@@ -294,9 +309,13 @@ def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
 def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     """Builds the PrimFunc, with the parameters of ``conv1d.kernel``; the weight packed by this module's ``pack_weight``.
 
+    With bfloat16 products the transformed input is rounded, and the weight goes through ``bf16.pack_pairs`` as well.
+
     Raises:
         ValueError: The convolution is none that this kernel computes.
     """
+    if conv.products == "bfloat16" and tile.lanes != bf16.LANES:
+        raise ValueError(f"bfloat16 products need vectors of {bf16.LANES} float32, not {tile.lanes}")
     if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32":
         raise ValueError(f"no such scheme for strided or transposed convolutions or float64 sums: {conv}")
     segments, grids = scheme.segments(conv.taps), scheme.grids(conv.taps)
@@ -312,7 +331,10 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     block, ahead = block_tiles(conv, tile, scheme), scheme.ahead(conv.taps)
     body, tail = c_in // lanes, c_in % lanes
     channels = -(-c_in // lanes)
-    pitch = (-(-channels * lanes // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
+    half = conv.products == "bfloat16"
+    stored = channels * lanes // 2 if half else channels * lanes  # words of a transformed row
+    words, columns = (-(-c_in // 2), 2 * width) if half else (c_in, width)  # of a point's weights
+    pitch = (-(-stored // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
     ring = 1 << (size - 1).bit_length()  # rows; a tile's rows and those of the next
     whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
@@ -324,13 +346,15 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         residual_h: T.handle, residual2_h: T.handle, y_h: T.handle,
     ):
         T.func_attr({"tirx.noalias": True})
+        if half:
+            T.attr(0, "pragma_import_llvm", bf16.LLVM)
         B = T.int64()
         T_in = T.int64()
         T_out = T.int64()
         T_res = T.int64()
         X = T.match_buffer(x_h, (B, T_in, c_in), "float32")
         L = T.match_buffer(lengths_h, (B,), "int64")
-        W = T.match_buffer(weight_h, (panels, products, c_in, width), "float32")
+        W = T.match_buffer(weight_h, (panels, products, words, columns), "uint16" if half else "float32")
         bias = T.match_buffer(bias_h, (panels * width,), "float32")
         coef = T.match_buffer(coef_h, (B, 2, c_in), "float32")
         alpha = T.match_buffer(alpha_h, (2, c_in), "float32")
@@ -351,7 +375,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                 tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, even)
                 register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
                 S = T.alloc_buffer((ring, channels * lanes), "float32")
-                V = T.alloc_buffer((size, grids, block + ahead, pitch), "float32")
+                V = T.alloc_buffer((size, grids, block + ahead, pitch), "int32" if half else "float32")
                 P = T.alloc_buffer((size, block, width), "float32")
                 if tail > 0:
                     for r in range(ring):
@@ -385,10 +409,21 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                 for k in T.unroll(size):
                                     for j in T.vectorized(lanes):
                                         D[k * lanes + j] = S[(r + 1 - size + k) % ring, c * lanes + j]
-                                _emit(
-                                    to_points, lanes, lambda k, j: D[k * lanes + j],
-                                    lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
-                                )
+                                if half:
+                                    E = T.alloc_buffer((size * lanes,), "float32")
+                                    _emit(
+                                        to_points, lanes, lambda k, j: D[k * lanes + j],
+                                        lambda p, j, value: T.buffer_store(E, value, [p * lanes + j]),
+                                    )
+                                    for p in T.unroll(size):
+                                        V[p, grid, i, T.ramp(c * (lanes // 2), 1, lanes // 2)] = bf16.round_pairs(
+                                            E[T.ramp(p * lanes, 1, lanes)]
+                                        )
+                                else:
+                                    _emit(
+                                        to_points, lanes, lambda k, j: D[k * lanes + j],
+                                        lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
+                                    )
                 for g in range(group):
                     panel: T.let[T.int64] = task % groups * group + g
                     column: T.let[T.int64] = panel * width
@@ -407,15 +442,22 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                             total = _registers(rows * vectors, lanes)
                             for s in range(T.min(products - p * segments, segments)):
                                 from_tile: T.let[T.int64] = register_tile * rows + s * step // outputs
-                                for chunk in range(chunks):
-                                    acc = _registers(rows * vectors, lanes)
-                                    for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
-                                        _each(acc, lanes, lambda i, j: T.fma(
-                                            V[p, s % grids, from_tile + i // vectors, chunk * CHUNK + c],
-                                            W[panel, p * segments + s, chunk * CHUNK + c, i % vectors * lanes + j],
-                                            acc[i][j],
-                                        ))
-                                    _each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
+                                if half:
+                                    for c in range(words):
+                                        _dots(
+                                            total, lanes, lambda i: V[p, s % grids, from_tile + i // vectors, c],
+                                            lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * lanes * 2, 1, lanes * 2)],
+                                        )
+                                else:
+                                    for chunk in range(chunks):
+                                        acc = _registers(rows * vectors, lanes)
+                                        for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
+                                            _each(acc, lanes, lambda i, j: T.fma(
+                                                V[p, s % grids, from_tile + i // vectors, chunk * CHUNK + c],
+                                                W[panel, p * segments + s, chunk * CHUNK + c, i % vectors * lanes + j],
+                                                acc[i][j],
+                                            ))
+                                        _each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
                             _save(total, lanes, lambda i, j, value: T.buffer_store(
                                 P, value, [p, register_tile * rows + i // vectors, i % vectors * lanes + j]
                             ))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -31,7 +31,9 @@ from kokoro_tvm.ops import NAMESPACE
 from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
+Dtype = Literal["float32", "bf16"]
 Accumulate = Literal["float32", "float64"]
+Products = Literal["float32", "bfloat16"]
 
 PACKING = "kokoro_tvm.packing"
 """Function attribute: JSON object from weight parameter to layout name (``kernels.packing``)."""
@@ -63,11 +65,12 @@ def _extent(tensor: relax.Expr, axis: int) -> int:
 
 @dataclass
 class Lowering:
-    """What a rule works with: the tile and its kernels, the LSTM method, the type of sums, and what they collect."""
+    """What a rule works with: the tile and its kernels, the LSTM method, types of sums and products, and what they collect."""
 
     tile: Tile
     lstm_method: LstmMethod
     accumulate: Accumulate
+    products: Products
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
@@ -126,9 +129,12 @@ def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     conv = _conv1d_of(call, low.accumulate)
     scheme = None if isinstance(low.tile, MetalTile) else winograd.scheme_for(conv)
+    layout = scheme.name if scheme else "conv1d"
+    if scheme and low.products == "bfloat16":
+        conv, layout = replace(conv, products="bfloat16"), layout.replace("winograd", "winograd-bf16")
     # Tiles were tuned for the direct kernel.
     tile = low.tile if scheme else low.tile.best(layer_name(conv))
-    weights = [low.packed(call["weight"], scheme.name if scheme else "conv1d", tile)]
+    weights = [low.packed(call["weight"], layout, tile)]
     arguments = [call["x"], call["lengths"], *weights, *(low.packed(b, "bias", tile) for b in call.present("bias"))]
     arguments += call.present("coef", "alpha", "residual", "residual2")
     if scheme:
@@ -293,6 +299,10 @@ def _accumulate(function: str) -> Accumulate:
     return COMPONENTS[function].accumulate if function in COMPONENTS else "float32"
 
 
+def _products(function: str, dtype: Dtype) -> Products:
+    return "bfloat16" if dtype == "bf16" and function in COMPONENTS and COMPONENTS[function].rounds else "float32"
+
+
 def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> OperatorCall:
     *tensors, last = arguments
     attributes = json.loads(last.value)
@@ -324,9 +334,11 @@ def convolutions(name: str, function: relax.Function) -> list[tuple[Conv1d, rela
 
 @relax.expr_functor.mutator
 class _Mutator(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, tile: Tile, lstm_method: LstmMethod, accumulate: str) -> None:
+    def __init__(
+        self, module: tvm.IRModule, tile: Tile, lstm_method: LstmMethod, accumulate: Accumulate, products: Products
+    ) -> None:
         super().__init__(module)
-        self.lowering = Lowering(tile, lstm_method, accumulate, self.builder_)
+        self.lowering = Lowering(tile, lstm_method, accumulate, products, self.builder_)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -353,11 +365,12 @@ class _Substitute(relax.PyExprMutator):
 
 @tvm.transform.module_pass(opt_level=0, name="LowerOperators")
 class LowerOperators:
-    """See the module. ``tile`` is the target's register tile."""
+    """See the module. ``tile`` is the target's register tile; ``dtype`` what components that may round multiply."""
 
-    def __init__(self, tile: Tile, lstm_method: LstmMethod = "extern") -> None:
+    def __init__(self, tile: Tile, lstm_method: LstmMethod = "extern", dtype: Dtype = "float32") -> None:
         self.tile = tile
         self.lstm_method = lstm_method
+        self.dtype = dtype
 
     def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         """Lowers every Relax function."""
@@ -365,7 +378,8 @@ class LowerOperators:
             if isinstance(function, relax.Function):
                 # A GPU has no float64.
                 accumulate = "float32" if isinstance(self.tile, MetalTile) else _accumulate(global_var.name_hint)
-                mutator = _Mutator(module, self.tile, self.lstm_method, accumulate)
+                products = _products(global_var.name_hint, self.dtype)
+                mutator = _Mutator(module, self.tile, self.lstm_method, accumulate, products)
                 lowered = mutator.visit_expr(function)
                 module = mutator.builder_.get()
                 module[global_var] = self._with_layouts(lowered, mutator.lowering.layouts)
@@ -380,8 +394,8 @@ class LowerOperators:
                 continue
             shape = [int(d) for d in old.ty.shape.values]
             blank = np.broadcast_to(np.float32(0), shape)
-            packed = pack(layouts[old], blank, self.tile).shape
-            binding[old] = relax.Var(old.name, relax.TensorType(packed, "float32"))
+            packed = pack(layouts[old], blank, self.tile)
+            binding[old] = relax.Var(old.name, relax.TensorType(packed.shape, str(packed.dtype)))
             parameters.append(binding[old])
         body = _Substitute(binding).visit_expr(function.body)
         names = {v.name: name for v, name in layouts.items()}

@@ -19,7 +19,7 @@ from tvm.tirx import compilation_pipeline
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.selection import Tile
 from kokoro_tvm.passes.exact_constants import ExactConstants
-from kokoro_tvm.passes.lower_operators import LowerOperators, LstmMethod
+from kokoro_tvm.passes.lower_operators import Dtype, LowerOperators, LstmMethod
 from kokoro_tvm.passes.metal_functions import MetalFunctions
 from kokoro_tvm.passes.observe import Announce, Dump
 
@@ -29,6 +29,7 @@ def pipeline(
     lstm_method: LstmMethod = "extern",
     dump_directory: Path | None = None,
     listener: Callable[[str], None] | None = None,
+    dtype: Dtype = "float32",
 ) -> tvm.transform.Sequential:
     """Builds the pipeline.
 
@@ -37,13 +38,14 @@ def pipeline(
         lstm_method: ``extern`` (the C++ LSTM) or ``tir``.
         dump_directory: Where to leave the IR of every phase, if anywhere.
         listener: Called with the name of each phase as it begins.
+        dtype: See ``LowerOperators``.
     """
     bind_threads = [dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())] if isinstance(tile, MetalTile) else []
     return tvm.transform.Sequential(
         [
             Dump("0_imported", dump_directory),
             Announce("kernels", listener),
-            LowerOperators(tile, lstm_method),
+            LowerOperators(tile, lstm_method, dtype),
             Dump("1_kernels", dump_directory),
             Announce("virtual machine", listener),
             # What is left are a few scalar operators on lengths.

@@ -119,7 +119,7 @@ class Engine:
     def description(self) -> str:
         """What runs, for reports."""
         manifest = self.manifest
-        return f"for {manifest.target.mcpu}, LSTM {manifest.lstm_method}, apache-tvm {manifest.tvm}"
+        return f"for {manifest.target.mcpu}, {manifest.dtype}, LSTM {manifest.lstm_method}, apache-tvm {manifest.tvm}"
 
     def _load(self, library: str) -> tvm_ffi.Module:
         path = self.directory / library

@@ -257,7 +257,7 @@ def _make_plans(manifest: Manifest, component: str, model: KModel) -> dict[str, 
     library = manifest.components[component].library.name
     together = [name for name, record in manifest.components.items() if record.library.name == library]
     exported = tvm.IRModule({name: to_relax(name, export_program(name, model)).module[name] for name in together})
-    lowered = LowerOperators(tile, manifest.lstm_method)(exported)
+    lowered = LowerOperators(tile, manifest.lstm_method, manifest.dtype)(exported)
     return {name: _component_plans(exported[name], lowered[name]) for name in together}
 
 

@@ -1,0 +1,173 @@
+"""bfloat16 products: rounding, packing, the Winograd kernel against a twin that rounds as the instructions do, and its code."""
+
+import copy
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+
+from kokoro_tvm.kernels import bf16, conv1d, winograd
+from kokoro_tvm.kernels import tile as tiles
+from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.packing import pack
+from kokoro_tvm.runtime import cpu
+
+TARGET = {"kind": "llvm", "mcpu": "znver4", "mtriple": "x86_64-unknown-linux-gnu"}
+RUNS = pytest.mark.skipif(
+    cpu.machine() != "x86_64" or bool(cpu.missing_features((bf16.FEATURE,))), reason=f"this CPU has no {bf16.FEATURE}"
+)
+PLAIN = Conv1d(64, 64, 3, padding_left=1, padding_right=1, products="bfloat16")
+CASES = {
+    "three": PLAIN,
+    "seven": replace(PLAIN, taps=7, padding_left=3, padding_right=3),
+    "eleven_dilated": replace(PLAIN, taps=11, dilation=3, padding_left=15, padding_right=15),
+    "odd_channels": replace(PLAIN, c_in=71, c_out=50, bias=False),
+    "tail_of_channels": replace(PLAIN, c_in=90, affine=True, prologue="leaky", slope=0.2),
+    "generator": Conv1d(
+        128, 128, 11, padding_left=5, padding_right=5, affine=True, prologue="snake", residuals=1, products="bfloat16"
+    ),
+    "two_residuals": replace(PLAIN, taps=7, padding_left=3, padding_right=3, residuals=2, scale=1 / 3),
+}
+
+
+def _scheme(conv):
+    return winograd.F43 if conv.taps == 3 else winograd.F44
+
+
+def _packed(weight, scheme):
+    return pack(scheme.name.replace("winograd", "winograd-bf16"), weight, tiles.AVX512)
+
+
+@pytest.fixture
+def wide(harness):
+    """The harness with the CPU that has the instructions."""
+    other = copy.copy(harness)
+    other.tile, other._target = tiles.AVX512, TARGET
+    return other
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1.0, 1.0),
+        (1 + 2**-8, 1.0),  # a tie goes to the even neighbour
+        (1 + 3 * 2**-8, 1 + 2**-6),
+        (1 + 2**-8 + 2**-20, 1 + 2**-7),
+        (-(1 + 2**-8 + 2**-20), -(1 + 2**-7)),
+        (255.5, 256.0),
+        (1e-39, 0.0),  # subnormal
+        (2.0**-126, 2.0**-126),
+        (-0.0, -0.0),
+    ],
+)
+def test_rounding(value, expected):
+    (found,) = bf16.values(bf16.rounded(np.array([value], np.float32)))
+    assert found == np.float32(expected)
+    assert np.signbit(found) == np.signbit(np.float32(expected))
+
+
+def test_error_of_rounding():
+    x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    error = np.abs(bf16.values(bf16.rounded(x)) - x) / np.abs(x)
+    assert bf16.UNIT_ROUNDOFF / 2 < error.max() <= bf16.UNIT_ROUNDOFF
+
+
+@pytest.mark.parametrize("c_in", [6, 7])
+def test_pairs_are_neighbouring_inputs_of_one_output(c_in):
+    panels = np.random.default_rng(0).standard_normal((2, 3, c_in, 16)).astype(np.float32)
+    pairs = bf16.values(bf16.pack_pairs(panels)).reshape(2, 3, -1, 16, 2)
+    assert pairs.shape[2] == -(-c_in // 2)
+    expected = bf16.values(bf16.rounded(panels))
+    for c in range(c_in):
+        np.testing.assert_array_equal(pairs[:, :, c // 2, :, c % 2], expected[:, :, c])
+    if c_in % 2:
+        assert not pairs[:, :, -1, :, 1].any()
+
+
+def _emulated(conv, scheme, x, weight):
+    """The convolution of whole numbers: transforms exact, factors rounded, the rest in float64."""
+    rows = conv.steps(len(x))
+    tiles_, segments = -(-rows // scheme.outputs), scheme.segments(conv.taps)
+    padded = np.zeros(((tiles_ + segments) * scheme.outputs + scheme.size, conv.c_in))
+    padded[conv.padding_left :][: len(x)] = x
+    to_points, to_rows = winograd._rows(scheme.input_stages), winograd._rows(scheme.output_stages)
+    windows = np.stack([padded[i * scheme.outputs :][: scheme.size] for i in range(tiles_ + segments - 1)])
+    points = bf16.values(bf16.rounded(np.einsum("pk,ikc->ipc", to_points, windows).astype(np.float32))).astype(np.float64)
+    packed = bf16.values(_packed(weight, scheme)).astype(np.float64)
+    packed = packed.reshape(*packed.shape[:3], -1, 2).transpose(0, 3, 1, 2, 4)  # [panel, width, product, word, 2]
+    factors = packed.reshape(-1, packed.shape[2], packed.shape[3] * 2)[: conv.c_out, :, : conv.c_in]
+    sums = np.zeros((tiles_, scheme.size, conv.c_out))
+    for product in range(scheme.products(conv.taps)):
+        p, s = divmod(product, segments)
+        sums[:, p] += points[s : s + tiles_, p] @ factors[:, product].T
+    return np.einsum("qp,ipd->iqd", to_rows, sums).reshape(-1, conv.c_out)[:rows]
+
+
+@RUNS
+@pytest.mark.parametrize("taps", [3, 7, 11])
+def test_rounds_as_its_twin_does(wide, taps):
+    """On whole numbers the input transform is exact, so every rounding can be foretold; what is left is that of float32 sums."""
+    conv = Conv1d(38, 64, taps, padding_left=taps // 2, padding_right=taps // 2, bias=False, products="bfloat16")
+    scheme = _scheme(conv)
+    x = wide.rng.integers(-8, 9, (1, 150, conv.c_in)).astype(np.float32)
+    weight = wide.normal(conv.c_out, conv.c_in, taps)
+    kernel = wide.build(winograd.kernel(conv, wide.tile, scheme))
+    y = wide.run(kernel, x, np.array([150]), _packed(weight, scheme), np.zeros((1, 150, conv.c_out), np.float32))
+    twin = _emulated(conv, scheme, x[0], weight)
+    assert wide.error(y, [twin]) <= winograd.tolerance(scheme)
+    # The twin does round: the exact convolution is much farther away.
+    exact = conv1d.reference(conv, x, [150], weight)
+    assert winograd.tolerance(scheme) < wide.error(y, exact) <= winograd.tolerance(scheme, "bfloat16")
+
+
+@RUNS
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_direct_twin_at_any_length(wide, name):
+    conv, width = CASES[name], tiles.AVX512.width
+    scheme = _scheme(conv)
+    tile = scheme.outputs * conv.dilation
+    task = winograd.block_tiles(conv, wide.tile, scheme) * tile
+    lengths = [tile + 1, 1, task + 1, tile * wide.tile.rows, tile - 1]
+    x = wide.ragged(lengths, conv.c_in)
+    weight = wide.normal(conv.c_out, conv.c_in, conv.taps)
+    bias = wide.normal(conv.c_out) if conv.bias else None
+    coef = wide.normal(len(lengths), 2, conv.c_in) if conv.affine else None
+    alpha = np.ones((2, conv.c_in), np.float32) if conv.prologue == "snake" else None
+    residuals = [wide.ragged(lengths, conv.c_out) for _ in range(conv.residuals)]
+    optional = [
+        None if bias is None else conv1d.pack_bias(bias, width), None if coef is None else wide.PerSample(coef), alpha, *residuals
+    ]  # fmt: skip
+    wide.check(
+        winograd.kernel(conv, wide.tile, scheme),
+        [x, wide.LENGTHS, _packed(weight, scheme), *(a for a in optional if a is not None)],
+        lengths,
+        wide.Output(lambda n: (n, conv.c_out)),
+        [
+            conv1d.reference(
+                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
+                tuple(r.samples[b][None] for r in residuals),
+            )[0]
+            for b, s in enumerate(x.samples)
+        ],
+        winograd.tolerance(scheme, "bfloat16"),
+    )  # fmt: skip
+
+
+def test_code_is_the_instruction_without_spills():
+    """Compiled on any machine: the loop over pairs loads weights and multiplies; sums stay in registers."""
+    kernel = winograd.kernel(replace(PLAIN, c_in=128, c_out=128), tiles.AVX512, winograd.F43)
+    module = tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")})
+    assembly = tvm.compile(module, target=TARGET).mod.inspect_source("s")
+    (loop,) = (b for b in re.split(r"^\.L\w+:|\tj\w+\t.*", assembly, flags=re.MULTILINE) if "vdpbf16ps" in b)
+    products = re.findall(r"vdpbf16ps\t.*", loop)
+    assert len(products) % (tiles.AVX512.rows * tiles.AVX512.vectors) == 0
+    assert "%rsp" not in loop and "%rbp" not in loop
+    assert not re.search(r"\t(call|vmovups\t%zmm\d+, )", loop)
+    assert "vcvtneps2bf16" in assembly
+
+
+def test_other_vectors_are_refused():
+    with pytest.raises(ValueError, match="vectors of 16 float32, not 8"):
+        winograd.kernel(PLAIN, tiles.AVX2, winograd.F43)
