@@ -108,6 +108,18 @@ def test_weights_round_trip_mapped_and_aligned(tmp_path: Path) -> None:
         assert isinstance(arrays[list(WEIGHTS).index(name)], np.memmap), f"{name} was copied"
 
 
+def test_bfloat16_weights_round_trip(tmp_path: Path) -> None:
+    weights = {"halves": np.arange(96, dtype=np.uint16).reshape(3, 32), "matrix": WEIGHTS["matrix"]}
+    write_weights(tmp_path / "w.safetensors", weights)
+    write_npz(tmp_path / "w.npz", weights)
+    for name in ("w.safetensors", "w.npz"):
+        for array, expected in zip(read_weights(tmp_path / name, tuple(weights)), weights.values(), strict=True):
+            assert array.dtype == expected.dtype
+            np.testing.assert_array_equal(array, expected)
+            assert array.ctypes.data % ALIGNMENT == 0
+    assert b'"dtype":"BF16"' in (tmp_path / "w.safetensors").read_bytes()
+
+
 def test_weights_are_plain_safetensors(tmp_path: Path) -> None:
     write_weights(tmp_path / "ours.safetensors", WEIGHTS)
     theirs = load_file(tmp_path / "ours.safetensors")

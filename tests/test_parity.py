@@ -13,7 +13,7 @@ from kokoro_tvm.reference.checkpoint import Checkpoint, build_model
 from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS
-from kokoro_tvm.validate.parity import FLOOR_DB, check_component
+from kokoro_tvm.validate.parity import TOLERANCE, check_component
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_components(name: str, engine: Engine, model: ReferenceModel) -> None:
     assert [r.output for r in records] == [s.name for s in COMPONENTS[name].outputs]
     for record in records:
         assert record.passed, record
-        assert record.floor_db == FLOOR_DB[name] == (90.0 if name == "decoder" else 100.0)
+        assert record.floor_db == TOLERANCE[name].floor_db == (90.0 if name == "decoder" else 100.0)
         assert record.finite
         assert record.max_abs > 0
 

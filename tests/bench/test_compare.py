@@ -9,7 +9,7 @@ import pytest
 
 from kokoro_tvm.bench import peers, report
 from kokoro_tvm.bench.compare import HELLO, faults_of
-from kokoro_tvm.bench.peers import KINDS, OURS, Window
+from kokoro_tvm.bench.peers import KINDS, OURS, OURS_BF16, Window
 from kokoro_tvm.bench.utterance import Utterance
 from kokoro_tvm.errors import InputError
 
@@ -43,7 +43,7 @@ def test_peer_names():
     assert peers.checked_peers("openvino, torch,openvino") == ("openvino", "torch")
     with pytest.raises(InputError, match="unknown peer tensorflow, kokoro-tvm; expected some of: torch,"):
         peers.checked_peers("torch,tensorflow,kokoro-tvm")
-    assert all(kind.install or name == OURS for name, kind in KINDS.items())
+    assert all(kind.install or name in (OURS, OURS_BF16) for name, kind in KINDS.items())
 
 
 @pytest.fixture(scope="module")

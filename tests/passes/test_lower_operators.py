@@ -82,6 +82,37 @@ def test_convolution_gets_the_scheme_that_pays(taps, layout, products):
     assert [int(d) for d in lowered["main"].params[2].ty.shape.values] == [4, products, 64, 16]
 
 
+def _named(name, taps, channels=64):
+    """A convolution in the function of a component."""
+    lengths, weight = _tensor("lengths", B, dtype="int64"), _tensor("weight", channels, channels, taps)
+    bias, attributes = _tensor("bias", channels), CONV | {"padding": taps // 2}
+    inputs = [_tensor("x", B, N, channels), lengths, weight, bias]
+    module = _module([("conv1d", [lengths, weight, bias], attributes, (B, N, channels))], inputs)
+    return tvm.IRModule({name: module["main"].with_attr("global_symbol", name)})
+
+
+@pytest.mark.parametrize(
+    ("component", "taps", "layout", "dtype"),
+    [
+        ("decoder", 3, "winograd-bf16:4,3", "uint16"),
+        ("decoder", 11, "winograd-bf16:4,4", "uint16"),
+        ("decoder", 1, "conv1d", "float32"),
+        ("text_encoder", 3, "winograd:4,3", "float32"),
+        ("f0n", 3, "conv1d", "float32"),
+    ],
+)
+def test_bf16_rounds_in_the_decoder_alone(component, taps, layout, dtype):
+    module = _named(component, taps)
+    lowered = LowerOperators(tiles.AVX512, dtype="bf16")(module)[component]
+    assert json.loads(lowered.attrs[PACKING])["weight"] == layout
+    assert lowered.params[2].ty.dtype == dtype
+    usual = LowerOperators(tiles.AVX512)(module)[component]
+    assert usual.params[2].ty.dtype == "float32"
+    if dtype == "uint16":
+        shapes = [[int(d) for d in f.params[2].ty.shape.values] for f in (usual, lowered)]
+        assert shapes[1] == [*shapes[0][:2], shapes[0][2] // 2, shapes[0][3] * 2]
+
+
 def test_sums_in_float64_stay_direct():
     # f0n is summed in float64 by name.
     lengths, weight, bias = _tensor("lengths", B, dtype="int64"), _tensor("weight", 64, 64, 3), _tensor("bias", 64)

@@ -21,7 +21,7 @@ import numpy as np
 
 from kokoro_tvm import environment
 from kokoro_tvm.bench.client import Client, EngineError
-from kokoro_tvm.bench.peers import KINDS, OURS, SUBJECTS, WHOLE, missing_packages
+from kokoro_tvm.bench.peers import KINDS, OURS, OURS_BF16, SUBJECTS, WHOLE, missing_packages
 from kokoro_tvm.bench.prepare import Weights
 from kokoro_tvm.bench.report import Cold, Comparison, Problem, Spoken, Timing, machine
 from kokoro_tvm.bench.utterance import Utterance, utterance
@@ -120,15 +120,21 @@ class _Run:
         seconds = self._prepared("artifact", self.files)
         if seconds is not None:
             self.found.setups[OURS] = seconds
+        self._set_up_peers([n for n in self.engines if n == OURS_BF16], "compile", "artifact", self.files, "bf16")
         exported = [n for n in self.engines if KINDS[n].module in ("onnxruntime", "openvino")]
-        if exported:
-            try:
-                seconds = self._prepared("onnx", self.files)
-                self.found.setups.update(dict.fromkeys(exported, seconds))
-            except EngineError as error:
-                for name in exported:
-                    self._problem(name, "export", str(error))
-                    self.engines.remove(name)
+        self._set_up_peers(exported, "export", "onnx", self.files)
+
+    def _set_up_peers(self, names: Sequence[str], what: str, step: str, *arguments: Any) -> None:
+        """Does what some engines need; without it they are left out."""
+        if not names:
+            return
+        try:
+            seconds = self._prepared(step, *arguments)
+            self.found.setups.update({} if seconds is None else dict.fromkeys(names, seconds))
+        except EngineError as error:
+            for name in names:
+                self._problem(name, what, str(error))
+                self.engines.remove(name)
 
     def _problem(self, engine: str, what: str, reason: str, known: bool = False) -> None:
         problem = Problem(engine, what, reason, known)

@@ -72,11 +72,13 @@ def weights(cache: Path, checkpoint: Path | None, artifact: Path | None) -> Weig
 
     loaded, path = _checkpoint(cache, checkpoint)
     folder = cache / f"weights-{loaded.sha256[:12]}"
+    compiled = cache / f"artifact-{loaded.sha256[:12]}-{_digest(_COMPILES)}"
     files = Files(
         checkpoint=path,
         weights=folder / CHECKPOINT_FILE,
         config=folder / CONFIG_FILE,
-        artifact=artifact or cache / f"artifact-{loaded.sha256[:12]}-{_digest(_COMPILES)}",
+        artifact=artifact or compiled,
+        artifact_bf16=compiled.with_name(f"{compiled.name}-bf16"),
         onnx=cache / f"onnx-{loaded.sha256[:12]}-{importlib.metadata.version('torch')}-{_digest(('bench/prepare.py',))}",
         voice=folder / "voice.bin" if loaded.synthetic else None,
     )
@@ -115,18 +117,19 @@ def _checkpoint(cache: Path, named: Path | None) -> tuple[Checkpoint, Path]:
     return loaded, Path(hf_hub_download(*loaded.source.rsplit("/", 1)))
 
 
-def artifact(files: Files) -> float | None:
-    """Compiles the artifact for this CPU unless it is there; returns the seconds that took, None if that is not known."""
+def artifact(files: Files, dtype: str = "float32") -> float | None:
+    """Compiles an artifact for this CPU unless it is there; returns the seconds that took, None if that is not known."""
     from kokoro_tvm.compile import CompileOptions, compile_artifact
     from kokoro_tvm.reference.checkpoint import load_checkpoint
     from kokoro_tvm.stages import COMPONENTS
 
     # An artifact's folder holds nothing but what belongs to it.
-    note = files.artifact.with_name(f"{files.artifact.name}.{SETUP}")
-    if not files.artifact.is_dir():
+    folder = files.artifact_bf16 if dtype == "bf16" else files.artifact
+    note = folder.with_name(f"{folder.name}.{SETUP}")
+    if not folder.is_dir():
         start = time.perf_counter()
         checkpoint = load_checkpoint(files.checkpoint, files.config)
-        compile_artifact(tuple(COMPONENTS), checkpoint, CompileOptions.resolve(checkpoint), files.artifact)
+        compile_artifact(tuple(COMPONENTS), checkpoint, CompileOptions.resolve(checkpoint, dtype=dtype), folder)
         note.write_text(json.dumps({"seconds": time.perf_counter() - start}), encoding="utf-8")
     return json.loads(note.read_text(encoding="utf-8"))["seconds"] if note.is_file() else None
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def bench(
     peers: Annotated[
         str | None,
-        typer.Option(help="Of torch, torch-compile, onnxruntime, openvino, openvino-bf16; '' for none. All but bf16 if absent."),
+        typer.Option(
+            help="Of torch, torch-compile, onnxruntime, openvino, openvino-bf16, kokoro-tvm-bf16; '' for none. Float32 if absent."
+        ),
     ] = None,
     seconds: Annotated[str, typer.Option(help="Lengths of audio.")] = "1.5,3,10,30",
     threads: Annotated[str, typer.Option(help="Numbers of threads.")] = "1,2",

@@ -59,7 +59,7 @@ def _validate(bench: Workbench, utterances: list[Utterance], say: validation.Spi
     def render(utterance: Utterance) -> e2e.Rendering:
         return e2e.render_artifact(bench.synthesizer, utterance)
 
-    return e2e.validate(bench.double.model, bench.single.model, render, utterances, say)
+    return e2e.validate(bench.double.model, bench.single.model, render, utterances, say, bench.synthesizer.engine.manifest.dtype)
 
 
 def _save(results: Sequence[Result], bench: Workbench, save_dir: Path, json_file: Path | None) -> None:

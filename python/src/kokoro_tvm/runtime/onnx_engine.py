@@ -39,6 +39,7 @@ class OnnxManifest:
         model: The model's configuration.
         seq_len: The model's positions.
         aligned_len: As good as no limit.
+        dtype: What convolutions multiply.
     """
 
     kokoro_tvm: str
@@ -46,6 +47,7 @@ class OnnxManifest:
     model: ModelConfig
     seq_len: int
     aligned_len: int = sys.maxsize
+    dtype: str = "float32"
 
     @classmethod
     def of(cls, source: Source) -> OnnxManifest:

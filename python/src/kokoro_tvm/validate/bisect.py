@@ -82,7 +82,12 @@ def component_stage(component: str) -> Stage:
 
 
 def bisect(
-    double: Rewrite, kernels: Rewrite, operators: Operators | OnnxOperators, stage: Stage, inputs: Tensors
+    double: Rewrite,
+    kernels: Rewrite,
+    operators: Operators | OnnxOperators,
+    stage: Stage,
+    inputs: Tensors,
+    dtype: str = "float32",
 ) -> list[OperatorRecord]:
     """Judges every operator of a component.
 
@@ -92,6 +97,7 @@ def bisect(
         operators: The component's kernels.
         stage: The component's stage.
         inputs: The reference's, rounded to float32.
+        dtype: What the component's convolutions multiply.
 
     Returns:
         One record per operator, in order.
@@ -99,7 +105,7 @@ def bisect(
     exact, single = _calls(double, stage, inputs), _calls(kernels, stage, inputs)
     if len(exact) != len(single):
         raise RuntimeError(f"{len(exact)} operators in float64, {len(single)} compiled")
-    return [_judge(i, e, s, operators) for i, (e, s) in enumerate(zip(exact, single, strict=True))]
+    return [_judge(i, e, s, operators, dtype) for i, (e, s) in enumerate(zip(exact, single, strict=True))]
 
 
 def first_failure(records: Sequence[OperatorRecord]) -> OperatorRecord | None:
@@ -107,7 +113,7 @@ def first_failure(records: Sequence[OperatorRecord]) -> OperatorRecord | None:
     return next((r for r in records if not r.passed), None)
 
 
-def _judge(index: int, exact: Call, single: Call, operators: Operators | OnnxOperators) -> OperatorRecord:
+def _judge(index: int, exact: Call, single: Call, operators: Operators | OnnxOperators, dtype: str) -> OperatorRecord:
     rounded = tuple(_rounded(a, b) for a, b in zip(exact.args, single.args, strict=True))
     call = operator_call(exact.func, rounded, {})
     assert call is not None
@@ -123,7 +129,7 @@ def _judge(index: int, exact: Call, single: Call, operators: Operators | OnnxOpe
         tuple(actual.shape),
         compare(actual.numpy(), expected.numpy()),
         snr_db(single.result.numpy(), exact.result.numpy()),
-        operator_tolerance(call[0]),
+        operator_tolerance(call[0], dtype),
     )
 
 

@@ -21,14 +21,14 @@ from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS, Component, TensorSpec
 from kokoro_tvm.validate.metrics import compare
-from kokoro_tvm.validate.tolerances import DECODER, ENCODER
+from kokoro_tvm.validate.tolerances import DECODER, ENCODER, Tolerance, for_dtype
 
 if TYPE_CHECKING:
     from kokoro_tvm.runtime.onnx_engine import OnnxEngine
 
 PHONEMES = "ˌɑɹ ju kˈʌmɪŋ tənˈIt?"
 """A question of a second and a half."""
-FLOOR_DB = {name: (DECODER if name == "decoder" else ENCODER).floor_db for name in COMPONENTS}
+TOLERANCE = {name: DECODER if name == "decoder" else ENCODER for name in COMPONENTS}
 
 _SPARE = 5
 """Rows of capacity beyond the utterance."""
@@ -79,7 +79,9 @@ def check_component(
     capacity = {component.capacity: length + _SPARE}
     padded = [_padded(spec, array, capacity) for spec, array in zip(component.inputs, inputs, strict=True)]
     results = engine.run(name, *padded)
-    return [_judge(name, spec, result, exact) for spec, result, exact in zip(component.outputs, results, truth, strict=True)]
+    tolerance = for_dtype(TOLERANCE[name], engine.manifest.dtype)
+    pairs = zip(component.outputs, results, truth, strict=True)
+    return [_judge(name, spec, result, exact, tolerance) for spec, result, exact in pairs]
 
 
 def _reference_inputs(model: ReferenceModel, component: Component, phonemes: str) -> tuple[list[np.ndarray], int]:
@@ -125,12 +127,14 @@ def _padded(spec: TensorSpec, array: np.ndarray, capacity: dict[str, int]) -> np
     return buffer
 
 
-def _judge(component: str, spec: TensorSpec, result: np.ndarray, truth: np.ndarray) -> ParityRecord:
+def _judge(
+    component: str, spec: TensorSpec, result: np.ndarray, truth: np.ndarray, tolerance: Tolerance
+) -> ParityRecord:
     inside = tuple(slice(n) for n in truth.shape)
     found = compare(result[inside], truth)
     beyond = result.copy()
     beyond[inside] = 0
-    floor = FLOOR_DB[component]
+    floor = tolerance.floor_db
     # A comparison with NaN is false: what cannot be measured does not pass.
     passed = found.comparable and found.snr_db >= floor and not beyond.any()
     return ParityRecord(component, spec.name, found.snr_db, found.max_abs, found.finite == 1, floor, bool(passed))

@@ -21,7 +21,7 @@ from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.noise import source_noise
 from kokoro_tvm.validate.metrics import Measurement, branch_flips, compare, compare_phase, missing, snr_db
 from kokoro_tvm.validate.subjects import Eager, Rewrite, Subject, Tensors
-from kokoro_tvm.validate.tolerances import CHAINED, EXACT, REWRITE_CHAINED, STAGES, Stage, Tolerance
+from kokoro_tvm.validate.tolerances import CHAINED, EXACT, REWRITE_CHAINED, STAGES, Stage, Tolerance, for_dtype
 
 STATIC, UNBOUNDED, COMPILED, SINGLE = "static with lengths", "static without lengths", "compiled", "float32 PyTorch"
 """The regimes that are measured against the dynamic reference (eager float64 at the utterance's own length)."""
@@ -137,6 +137,7 @@ class Subjects:
         static: Rewrite in float64, padded, with lengths.
         unbounded: The same without lengths.
         compiled: What is judged.
+        dtype: What its decoder's convolutions multiply.
     """
 
     truth: Eager
@@ -144,12 +145,16 @@ class Subjects:
     static: Subject
     unbounded: Subject
     compiled: Subject
+    dtype: str = "float32"
 
     @classmethod
-    def around(cls, double: Eager, single: Eager, compiled: Subject, spare: float = 0.1) -> Subjects:
+    def around(
+        cls, double: Eager, single: Eager, compiled: Subject, spare: float = 0.1, dtype: str = "float32"
+    ) -> Subjects:
         """The usual ones; ``spare`` is the padding of the static regimes as a fraction of the utterance."""
         static = Rewrite(double.model, spare)
-        return cls(double, single, static, Rewrite(double.model, spare, lengths=False, modules=static.modules), compiled)
+        unbounded = Rewrite(double.model, spare, lengths=False, modules=static.modules)
+        return cls(double, single, static, unbounded, compiled, dtype)
 
 
 def validate(subjects: Subjects, utterance: Utterance, listener: Listener | None = None) -> Report:
@@ -200,15 +205,17 @@ def isolated(subjects: Subjects, stage: Stage, inputs: Tensors) -> list[Record]:
         # Its parts have shown what ignoring lengths does; it is the dearest run of all.
         del regimes[UNBOUNDED]
     found = {regime: subject.run(stage, inputs) for regime, subject in regimes.items()}
-    return [_isolated_record(stage, name, expected, found) for name in expected if not name.startswith("ups.")]
+    names = [name for name in expected if not name.startswith("ups.")]
+    return [_isolated_record(stage, name, expected, found, subjects.dtype) for name in names]
 
 
-def _isolated_record(stage: Stage, name: str, expected: Tensors, found: Mapping[str, Tensors]) -> Record:
+def _isolated_record(stage: Stage, name: str, expected: Tensors, found: Mapping[str, Tensors], dtype: str) -> Record:
     measured = {regime: measure(name, tensors.get(name), expected) for regime, tensors in found.items()}
     tolerance = stage.tolerance(name)
     assert tolerance is not None
     # The second hop asks how far the kernels are from the program they were compiled from.
     hop = measure(name, found[COMPILED].get(name), {**expected, **found[STATIC]}).snr_db if name in found[STATIC] else math.nan
+    tolerance = for_dtype(tolerance, dtype)
     return Record(stage.name, name, "isolated", tolerance, stage.rewrite, measured, hop, _flips(name, found, expected))
 
 

@@ -59,6 +59,24 @@ AUDIO_CHAINED = Tolerance(
     "F0 rounded to float32 leaves 35 dB, F0 at 100 dB 10 to 25, as bins at ±π flip (all in float64); other noise -1 dB",
 )
 
+_ROUNDED = {
+    TRUNK: Tolerance(
+        "decoder blocks, bf16",
+        28.0,
+        "factors with 8 bits leave 53 dB, transforms along time take 15: 38 dB a layer, of which ten stand in a row",
+    ),
+    GENERATOR: Tolerance("generator, bf16", 25.0, "as the decoder's blocks, fourteen layers in a row and their residual sums"),
+    DECODER: Tolerance("decoder, bf16", 20.0, "both in a row leave 24 dB; exp and sine then magnify what conv_post gets"),
+}
+"""With bfloat16 products. A factor rounded to 8 bits has an error of 2^-8 / sqrt(3) of the power of two below it, 0.15 % of its
+size on average: 56 dB, 53 with both factors. ``winograd.amplification`` of F(4,4) is 15 dB; n layers in a row have n such errors,
+10 log10 n dB more."""
+
+
+def for_dtype(tolerance: Tolerance, dtype: str) -> Tolerance:
+    """What a tensor may lose in an artifact of this ``dtype``: float32's tolerance where nothing is rounded."""
+    return _ROUNDED.get(tolerance, tolerance) if dtype == "bf16" else tolerance
+
 
 _OPERATORS = {
     "conv1d": Tolerance("convolution", 115.0, "sums of 128 float32 products; transforms along time magnify their rounding"),
@@ -69,12 +87,15 @@ _OPERATORS = {
     "harmonic_source": Tolerance("harmonic source", 120.0, "float64 inside, float32 noise added"),
     "stft": Tolerance("STFT", 95.0, "float64 inside; phases of ±π are compared as they are, not modulo 2π"),
 }
+_CONVOLUTION_BF16 = Tolerance("convolution, bf16", 36.0, "factors with 8 bits leave 53 dB, transforms along time take 15 of them")
 _MOVES = Tolerance("copy", math.inf, "moves values")
 _OTHER = Tolerance("operator", 120.0, "a few float32 operations per value")
 
 
-def operator_tolerance(operator: str) -> Tolerance:
-    """What one operator may lose on given inputs."""
+def operator_tolerance(operator: str, dtype: str = "float32") -> Tolerance:
+    """What one operator may lose on given inputs, in a component whose convolutions multiply ``dtype``."""
+    if operator == "conv1d" and dtype == "bf16":
+        return _CONVOLUTION_BF16
     moves = ("to_rows", "to_columns", "mask_rows", "concat", "append_style")
     return _MOVES if operator in moves else _OPERATORS.get(operator, _OTHER)
 

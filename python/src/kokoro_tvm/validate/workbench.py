@@ -96,7 +96,7 @@ class Workbench:
             operators[name] = self.operators(name)
         # ONNX Runtime merges neighbouring operators: put together one by one they give the same but for the last bits.
         build = Build(Artifact(engine), Rewrite(self.single.model, operators=operators), bitwise=isinstance(engine, Engine))
-        return Subjects.around(self.double, self.single, build)
+        return Subjects.around(self.double, self.single, build, dtype=engine.manifest.dtype)
 
     def bisect(self, component: str, utterance: Utterance) -> list[OperatorRecord]:
         """Every operator of a component on the reference's inputs for an utterance."""
@@ -105,7 +105,8 @@ class Workbench:
         truth = trace(self.double.model, utterance.input_ids, utterance.style, utterance.noise, utterance.speed)
         inputs = reference_inputs(stage, truth, utterance)
         kernels = Rewrite(self.single.model, operators={component: operators})
-        return bisect(Rewrite(self.double.model), kernels, operators, stage, inputs)
+        dtype = self.synthesizer.engine.manifest.dtype if COMPONENTS[component].rounds else "float32"
+        return bisect(Rewrite(self.double.model), kernels, operators, stage, inputs, dtype)
 
     def voice(self, specification: str | None) -> Voice:
         """A voice by name or path, or ``synthetic:SEED``; by default one that suits the weights.

@@ -18,7 +18,7 @@ import numpy as np
 
 from kokoro_tvm.errors import InputError
 
-OURS = "kokoro-tvm"
+OURS, OURS_BF16 = "kokoro-tvm", "kokoro-tvm-bf16"
 WHOLE, DECODER = "whole", "decoder"
 SUBJECTS = (WHOLE, DECODER)
 """What is timed: token ids to samples, and the decoder alone. The source's noise is drawn within both, by every engine."""
@@ -33,6 +33,7 @@ class Files:
         weights: The same without our marker, as kokoro's own loader reads it.
         config: ``config.json``.
         artifact: What ``kokoro-tvm compile`` made of it.
+        artifact_bf16: The same with ``--dtype bf16``.
         onnx: Folder of ``whole.onnx`` and ``decoder.onnx``.
         voice: A style table that suits the weights, or None: published ones have published voices.
     """
@@ -41,6 +42,7 @@ class Files:
     weights: Path
     config: Path
     artifact: Path
+    artifact_bf16: Path
     onnx: Path
     voice: Path | None
 
@@ -105,13 +107,14 @@ _SEQUENCES = "its ONNX front end refuses the whole model's sequence operators (S
 
 KINDS: dict[str, PeerKind] = {
     OURS: PeerKind("ours", (), "", {}),
+    OURS_BF16: PeerKind("ours", (), "", {}),
     "torch": PeerKind("pytorch", ("torch", "kokoro"), _COMPILE, {}),
     "torch-compile": PeerKind("pytorch", ("torch", "kokoro"), _COMPILE, {}),
     "onnxruntime": PeerKind("onnxruntime", ("onnxruntime", "onnx", "torch", "kokoro"), _BENCH, {}),
     "openvino": PeerKind("openvino", ("openvino", "onnx", "torch", "kokoro"), _BENCH, {WHOLE: _SEQUENCES}),
     "openvino-bf16": PeerKind("openvino", ("openvino", "onnx", "torch", "kokoro"), _BENCH, {WHOLE: _SEQUENCES}),
 }
-"""``openvino-bf16`` asks for bfloat16 arithmetic and needs a CPU that has it."""
+"""Names ending in ``bf16`` ask for bfloat16 arithmetic and need a CPU that has it."""
 
 DEFAULT_PEERS = ("torch", "torch-compile", "onnxruntime", "openvino")
 

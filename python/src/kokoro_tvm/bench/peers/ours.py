@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 
 import numpy as np
 
-from kokoro_tvm.bench.peers import DECODER, DecoderInputs, Files, Window
+from kokoro_tvm.bench.peers import DECODER, OURS_BF16, DecoderInputs, Files, Window
 from kokoro_tvm.config import SAMPLES_PER_FRAME
 
 # tvm_ffi imports torch where it finds it, which takes more than a second that no user without PyTorch spends.
@@ -20,8 +21,8 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 class Ours:
     """See ``bench.peers.Peer``."""
 
-    def __init__(self, files: Files, threads: int) -> None:
-        self.files = files
+    def __init__(self, artifact: Path, threads: int) -> None:
+        self.artifact = artifact
         self.threads = threads
 
     def load(self, subject: str) -> None:
@@ -30,9 +31,9 @@ class Ours:
         from kokoro_tvm.runtime.synthesis import Synthesizer, load
 
         if subject == DECODER and not hasattr(self, "engine"):
-            self.engine = Engine(self.files.artifact, self.threads, components=[DECODER])
+            self.engine = Engine(self.artifact, self.threads, components=[DECODER])
         elif not hasattr(self, "synthesizer"):
-            self.synthesizer: Synthesizer = load(self.files.artifact, self.threads)
+            self.synthesizer: Synthesizer = load(self.artifact, self.threads)
             self.engine = self.synthesizer.engine
 
     def versions(self) -> dict[str, str]:
@@ -71,6 +72,6 @@ class Ours:
         return DecoderInputs(stages["asr"], stages["f0"], stages["n"], style)
 
 
-def make(_name: str, files: Files, threads: int) -> Ours:
+def make(name: str, files: Files, threads: int) -> Ours:
     """See ``bench.peers.make``."""
-    return Ours(files, threads)
+    return Ours(files.artifact_bf16 if name == OURS_BF16 else files.artifact, threads)
