@@ -107,12 +107,12 @@ _SEQUENCES = "its ONNX front end refuses the whole model's sequence operators (S
 
 KINDS: dict[str, PeerKind] = {
     OURS: PeerKind("ours", (), "", {}),
-    OURS_BF16: PeerKind("ours", (), "", {}),
     "torch": PeerKind("pytorch", ("torch", "kokoro"), _COMPILE, {}),
     "torch-compile": PeerKind("pytorch", ("torch", "kokoro"), _COMPILE, {}),
     "onnxruntime": PeerKind("onnxruntime", ("onnxruntime", "onnx", "torch", "kokoro"), _BENCH, {}),
     "openvino": PeerKind("openvino", ("openvino", "onnx", "torch", "kokoro"), _BENCH, {WHOLE: _SEQUENCES}),
     "openvino-bf16": PeerKind("openvino", ("openvino", "onnx", "torch", "kokoro"), _BENCH, {WHOLE: _SEQUENCES}),
+    OURS_BF16: PeerKind("ours", (), "", {}),
 }
 """Names ending in ``bf16`` ask for bfloat16 arithmetic and need a CPU that has it."""
 
