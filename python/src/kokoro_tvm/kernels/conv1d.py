@@ -67,7 +67,7 @@ class Conv1d:
         scale: Factor on the sum of all the above.
         epilogue: Activation of the output.
         accumulate: Type of the sums.
-        products: Type that inputs and weights are rounded to before they are multiplied.
+        products: Type that inputs and weights are rounded to before they are multiplied (``kernels.winograd`` alone rounds).
     """
 
     c_in: int

@@ -215,6 +215,11 @@ def scheme_for(conv: Conv1d) -> Scheme | None:
     return F63 if conv.taps == 3 else F54
 
 
+def layout(conv: Conv1d, scheme: Scheme) -> str:
+    """The layout (``kernels.packing``) of a convolution's weight."""
+    return scheme.name.replace("winograd", "winograd-bf16") if conv.products == "bfloat16" else scheme.name
+
+
 def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
     """[C_out, C_in, K] to panels [ceil(C_out / width), products, C_in, width]: point by point, its segments in order.
 
@@ -331,7 +336,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     block, ahead = block_tiles(conv, tile, scheme), scheme.ahead(conv.taps)
     body, tail = c_in // lanes, c_in % lanes
     channels = -(-c_in // lanes)
-    half = conv.products == "bfloat16"
+    half, wide = conv.products == "bfloat16", 2 * lanes
     stored = channels * lanes // 2 if half else channels * lanes  # words of a transformed row
     words, columns = (-(-c_in // 2), 2 * width) if half else (c_in, width)  # of a point's weights
     pitch = (-(-stored // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
@@ -346,8 +351,6 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         residual_h: T.handle, residual2_h: T.handle, y_h: T.handle,
     ):
         T.func_attr({"tirx.noalias": True})
-        if half:
-            T.attr(0, "pragma_import_llvm", bf16.LLVM)
         B = T.int64()
         T_in = T.int64()
         T_out = T.int64()
@@ -361,6 +364,8 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         R = T.match_buffer(residual_h, (B, T_res, c_out), "float32")
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
+        if half:
+            T.attr(0, "pragma_import_llvm", bf16.LLVM)
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
@@ -446,7 +451,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                     for c in range(words):
                                         _dots(
                                             total, lanes, lambda i: V[p, s % grids, from_tile + i // vectors, c],
-                                            lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * lanes * 2, 1, lanes * 2)],
+                                            lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * wide, 1, wide)],
                                         )
                                 else:
                                     for chunk in range(chunks):

@@ -127,11 +127,11 @@ def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
 
 
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
-    conv = _conv1d_of(call, low.accumulate)
+    conv = replace(_conv1d_of(call, low.accumulate), products=low.products)
     scheme = None if isinstance(low.tile, MetalTile) else winograd.scheme_for(conv)
-    layout = scheme.name if scheme else "conv1d"
-    if scheme and low.products == "bfloat16":
-        conv, layout = replace(conv, products="bfloat16"), layout.replace("winograd", "winograd-bf16")
+    if scheme is None:
+        conv = replace(conv, products="float32")
+    layout = winograd.layout(conv, scheme) if scheme else "conv1d"
     # Tiles were tuned for the direct kernel.
     tile = low.tile if scheme else low.tile.best(layer_name(conv))
     weights = [low.packed(call["weight"], layout, tile)]
