@@ -15,7 +15,10 @@ import tvm
 from tvm.target import codegen
 from tvm.tirx import PrimFunc
 
+from kokoro_tvm.kernels import conv1d
 from kokoro_tvm.kernels import tile as tiles
+from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.tile import Tile
 
 UNWRITTEN = 7.25
@@ -176,6 +179,48 @@ class Harness:
         }.items():
             for member, (y, z) in enumerate(zip(first, again, strict=True)):
                 assert y.tobytes() == z.tobytes(), f"{name}: sample {member} differs"
+
+    def check_convolution(
+        self,
+        conv: Conv1d,
+        lengths: Sequence[int],
+        kernel: PrimFunc,
+        pack_weight: Callable[[np.ndarray], np.ndarray],
+        tolerance: float,
+    ) -> None:
+        """``check`` for a convolution: random weights, and random coefficients, slopes and residuals where it takes them.
+
+        ``pack_weight`` packs a weight [phases * c_out, c_in, taps] as the kernel reads it.
+        """
+        x = self.ragged(lengths, conv.c_in)
+        weight = self.normal(conv.phases * conv.c_out, conv.c_in, conv.taps)
+        bias = self.normal(conv.c_out) if conv.bias else None
+        coef = self.normal(len(lengths), 2, conv.c_in) if conv.affine else None
+        alpha = None
+        if conv.prologue == "snake":
+            alpha = self.rng.uniform(0.2, 3.0, (1, conv.c_in)).astype(np.float32)
+            alpha = np.concatenate([alpha, 1 / alpha])
+
+        def shifted(n: int) -> int:
+            return ((conv.output_rows(n) - 1) >> conv.residual_shift) + 1
+
+        residuals = [self.ragged(lengths, conv.c_out, rows=r) for r in (shifted, conv.output_rows)[: conv.residuals]]
+        packed_bias = None if bias is None else pack("bias", bias, self.tile)
+        optional = [packed_bias, None if coef is None else PerSample(coef), alpha, *residuals]
+        self.check(
+            kernel,
+            [x, LENGTHS, pack_weight(weight), *(a for a in optional if a is not None)],
+            lengths,
+            Output(lambda n: (conv.output_rows(n), conv.c_out), rows=conv.output_rows),
+            [
+                conv1d.reference(
+                    conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
+                    tuple(r.samples[b][None] for r in residuals),
+                )[0]
+                for b, s in enumerate(x.samples)
+            ],
+            tolerance,
+        )  # fmt: skip
 
     def one_thread(self, action: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
         """Runs ``action`` in a thread pool of one."""

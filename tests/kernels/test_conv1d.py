@@ -38,35 +38,8 @@ def test_agrees_with_twin(harness, name, accumulate):
     rows, block = harness.tile.rows, harness.tile.block
     # A strided kernel needs some rows; its tile boundaries lie at multiples of the stride.
     lengths = [max(n * conv.stride, conv.stride) for n in (1, rows - 1, rows, 2, rows + 1, block + 1)]
-    x = harness.ragged(lengths, conv.c_in)
-    weight = harness.normal(conv.phases * conv.c_out, conv.c_in, conv.taps)
-    bias = harness.normal(conv.c_out) if conv.bias else None
-    coef = harness.normal(len(lengths), 2, conv.c_in) if conv.affine else None
-    alpha = None
-    if conv.prologue == "snake":
-        alpha = harness.rng.uniform(0.2, 3.0, (1, conv.c_in)).astype(np.float32)
-        alpha = np.concatenate([alpha, 1 / alpha])
-
-    def shifted(n: int) -> int:
-        return ((conv.output_rows(n) - 1) >> conv.residual_shift) + 1
-
-    residuals = [harness.ragged(lengths, conv.c_out, rows=r) for r in (shifted, conv.output_rows)[: conv.residuals]]
-    packed_bias = None if bias is None else conv1d.pack_bias(bias, width)
-    optional = [packed_bias, None if coef is None else harness.PerSample(coef), alpha, *residuals]
-    harness.check(
-        conv1d.kernel(conv, harness.tile),
-        [x, harness.LENGTHS, conv1d.pack_weight(weight, width), *(a for a in optional if a is not None)],
-        lengths,
-        harness.Output(lambda n: (conv.output_rows(n), conv.c_out), rows=conv.output_rows),
-        [
-            conv1d.reference(
-                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
-                tuple(r.samples[b][None] for r in residuals),
-            )[0]
-            for b, s in enumerate(x.samples)
-        ],
-        TOLERANCES[accumulate],
-    )
+    kernel = conv1d.kernel(conv, harness.tile)
+    harness.check_convolution(conv, lengths, kernel, lambda w: conv1d.pack_weight(w, width), TOLERANCES[accumulate])
 
 
 def test_transposed_channels_must_fill_the_tile(harness):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kokoro_tvm.kernels import conv1d, winograd
+from kokoro_tvm.kernels import winograd
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.packing import pack
 
@@ -69,35 +69,10 @@ def test_agrees_with_twin(harness, name):
     around = (1, tile * d, register_tile, task)
     shortest = max(1, conv.span - conv.padding_left - conv.padding_right)
     lengths = sorted({max(shortest, n + delta) for n in around for delta in (-1, 0, 1)}, key=lambda n: (n * 7919) % 1009)
-    x = harness.ragged(lengths, conv.c_in)
-    weight = harness.normal(conv.c_out, conv.c_in, conv.taps)
-    bias = harness.normal(conv.c_out) if conv.bias else None
-    coef = harness.normal(len(lengths), 2, conv.c_in) if conv.affine else None
-    alpha = None
-    if conv.prologue == "snake":
-        alpha = harness.rng.uniform(0.2, 3.0, (1, conv.c_in)).astype(np.float32)
-        alpha = np.concatenate([alpha, 1 / alpha])
-
-    def shifted(n: int) -> int:
-        return ((conv.output_rows(n) - 1) >> conv.residual_shift) + 1
-
-    residuals = [harness.ragged(lengths, conv.c_out, rows=r) for r in (shifted, conv.output_rows)[: conv.residuals]]
-    packed_bias = None if bias is None else conv1d.pack_bias(bias, width)
-    optional = [packed_bias, None if coef is None else harness.PerSample(coef), alpha, *residuals]
-    harness.check(
-        winograd.kernel(conv, harness.tile, scheme),
-        [x, harness.LENGTHS, winograd.pack_weight(weight, scheme, width), *(a for a in optional if a is not None)],
-        lengths,
-        harness.Output(lambda n: (conv.output_rows(n), conv.c_out), rows=conv.output_rows),
-        [
-            conv1d.reference(
-                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
-                tuple(r.samples[b][None] for r in residuals),
-            )[0]
-            for b, s in enumerate(x.samples)
-        ],
-        winograd.tolerance(scheme),
-    )  # fmt: skip
+    kernel = winograd.kernel(conv, harness.tile, scheme)
+    harness.check_convolution(
+        conv, lengths, kernel, lambda w: winograd.pack_weight(w, scheme, width), winograd.tolerance(scheme)
+    )
 
 
 @pytest.mark.parametrize("taps", [3, 7, 11, 8])

@@ -7,7 +7,6 @@ import pytest
 
 from kokoro_tvm.kernels import attention as cpu_attention
 from kokoro_tvm.kernels import bilstm as cpu_bilstm
-from kokoro_tvm.kernels import conv1d as cpu_conv1d
 from kokoro_tvm.kernels import style_linear as cpu_style_linear
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.metal import attention, bilstm, conv1d, style_linear
@@ -35,37 +34,12 @@ CONVOLUTIONS = {
 def test_convolution(harness, name):
     conv = CONVOLUTIONS[name]
     lengths = [max(n * conv.stride, conv.stride) for n in (1, 2, harness.tile.rows - 1, harness.tile.rows, harness.tile.rows + 1)]
-    x = harness.ragged(lengths, conv.c_in)
-    weight = harness.normal(conv.phases * conv.c_out, conv.c_in, conv.taps)
-    bias = harness.normal(conv.c_out) if conv.bias else None
-    coef = harness.normal(len(lengths), 2, conv.c_in) if conv.affine else None
-    alpha = None
-    if conv.prologue == "snake":
-        alpha = harness.rng.uniform(0.2, 3.0, (1, conv.c_in)).astype(np.float32)
-        alpha = np.concatenate([alpha, 1 / alpha])
 
-    def shifted(n: int) -> int:
-        return ((conv.output_rows(n) - 1) >> conv.residual_shift) + 1
+    def pack_weight(weight):
+        phases = weight.reshape(conv.phases, conv.c_out, conv.c_in, conv.taps)
+        return np.concatenate([conv1d.pack_weight(w, harness.tile) for w in phases])
 
-    residuals = [harness.ragged(lengths, conv.c_out, rows=r) for r in (shifted, conv.output_rows)[: conv.residuals]]
-    phases = weight.reshape(conv.phases, conv.c_out, conv.c_in, conv.taps)
-    packed = np.concatenate([conv1d.pack_weight(w, harness.tile) for w in phases])
-    packed_bias = None if bias is None else pack("bias", bias, harness.tile)
-    optional = [packed_bias, None if coef is None else harness.PerSample(coef), alpha, *residuals]
-    harness.check(
-        conv1d.kernel(conv, harness.tile),
-        [x, harness.LENGTHS, packed, *(a for a in optional if a is not None)],
-        lengths,
-        harness.Output(lambda n: (conv.output_rows(n), conv.c_out), rows=conv.output_rows),
-        [
-            cpu_conv1d.reference(
-                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
-                tuple(r.samples[b][None] for r in residuals),
-            )[0]
-            for b, s in enumerate(x.samples)
-        ],
-        harness.bound,
-    )
+    harness.check_convolution(conv, lengths, conv1d.kernel(conv, harness.tile), pack_weight, harness.bound)
 
 
 @pytest.mark.parametrize(("stride", "reflect"), [(10, 0), (6, 1)])
