@@ -23,7 +23,7 @@ def test_names_tell_layers_apart():
     assert RECORD.layer == "128-128-k3-s1-d5-p1-snake-affine-r1"
     changes = [
         {"c_in": 64}, {"c_out": 64}, {"taps": 5}, {"stride": 2}, {"dilation": 1}, {"phases": 2}, {"affine": False},
-        {"prologue": "none"}, {"residuals": 2}, {"epilogue": "gelu"}, {"accumulate": "float64"},
+        {"prologue": "none"}, {"residuals": 2}, {"epilogue": "gelu"}, {"accumulate": "compensated"},
     ]  # fmt: skip
     names = {records.layer_name(dataclasses.replace(CONV, **c)) for c in changes}
     assert len(names | {RECORD.layer}) == len(changes) + 1
@@ -49,6 +49,8 @@ def test_a_recorded_layer_gets_its_tile_and_others_the_default():
     tuned = records.with_records(tile.AVX2, [RECORD])
     assert tuned.best(RECORD.layer) == tile.Tile(8, 1, 12, 48, 128)
     assert tuned.best("another") is tuned
+    assert tuned.best("another", compensated=True) is tile.AVX2.compensated
+    assert tile.SSE.best("another", compensated=True) is tile.SSE
     assert (tuned.lanes, tuned.vectors, tuned.rows, tuned.block) == (8, 2, 6, 96)
     assert tile.AVX2.tuning == ""
     assert len(tuned.tuning) == 12

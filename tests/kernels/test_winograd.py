@@ -111,7 +111,7 @@ def test_segments_read_the_rows_they_need():
 
 def test_what_it_cannot_do_is_refused(harness):
     plain = Conv1d(64, 64, 3, padding_left=1, padding_right=1)
-    for conv in (replace(plain, stride=2), replace(plain, phases=2), replace(plain, accumulate="float64")):
+    for conv in (replace(plain, stride=2), replace(plain, phases=2), replace(plain, accumulate="compensated")):
         with pytest.raises(ValueError, match="strided"):
             winograd.kernel(conv, harness.tile, winograd.F63)
 
@@ -121,7 +121,7 @@ def test_what_it_cannot_do_is_refused(harness):
     [
         (Conv1d(256, 256, 3, dilation=5), winograd.F63),
         (Conv1d(128, 128, 11), winograd.F54),
-        (Conv1d(128, 128, 11, accumulate="float64"), None),
+        (Conv1d(128, 128, 11, accumulate="compensated"), None),
         (Conv1d(128, 128, 1), None),
         (Conv1d(512, 512, 5), None),
         (Conv1d(128, 22, 7), None),

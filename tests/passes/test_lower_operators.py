@@ -7,11 +7,16 @@ import json
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
+from kokoro_tvm.kernels import conv1d
 from kokoro_tvm.kernels import tile as tiles
+from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.records import layer_name
 from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
 from kokoro_tvm.passes.pipeline import pipeline
+from kokoro_tvm.stages import COMPONENTS
 
 B, N = tirx.Var("B", "int64"), tirx.Var("N", "int64")
 
@@ -150,15 +155,18 @@ def test_lstm_method():
 
 
 def test_sums_follow_the_component():
-    """What F0 depends on is summed in float64, its LSTM's projection apart from the recurrence."""
+    """What F0 depends on is summed with compensation, its LSTM's projection apart from the recurrence."""
     module = _lstm()
     module = tvm.IRModule({"duration": module["main"].with_attr("global_symbol", "duration")})
     lowered = LowerOperators(tiles.AVX2, "extern")(module)
     assert _calls({"main": lowered["duration"]})[-2:] == [
         ("relax.call_tir", "conv1d"), ("relax.call_dps_packed", "kokoro_tvm.bilstm_recurrence")
     ]  # fmt: skip
-    assert "float64" in lowered["conv1d"].script()
-    assert "float64" not in LowerOperators(tiles.AVX2)(_convolutions())["conv1d"].script()
+    for accumulate in ("compensated", "float32"):
+        conv = Conv1d(6, 64, 1, accumulate=accumulate)
+        kernel = conv1d.kernel(conv, tiles.AVX2.best(layer_name(conv), accumulate == "compensated"))
+        same = tvm_ffi.structural_equal(kernel.body, lowered["conv1d"].body, map_free_vars=True)
+        assert same == (accumulate == COMPONENTS["duration"].accumulate)
 
 
 def test_unknown_operators_are_left_alone():

@@ -43,9 +43,9 @@ class Component:
         outputs: In order.
         lengths: The input that holds the valid lengths.
         capacity: The symbol of the axis they refer to.
-        accumulate: Type of the sums in its matrix products. The phase of the harmonic source is the integral of F0: what rounding
-            leaves in F0 grows with every frame until it can be heard. So all that F0 depends on, a few percent of the
-            arithmetic, is summed in float64.
+        accumulate: How its matrix products are summed up. The phase of the harmonic source is the integral of F0: what rounding
+            leaves in F0 grows with every frame until it can be heard. So in all that F0 depends on, a few percent of the
+            arithmetic, sums carry along what they round off.
         rounds: Whether ``--dtype bf16`` applies: its convolutions may multiply bfloat16. What decides durations and F0 does not.
     """
 
@@ -54,7 +54,7 @@ class Component:
     outputs: tuple[TensorSpec, ...]
     lengths: str
     capacity: str
-    accumulate: Literal["float32", "float64"] = "float32"
+    accumulate: Literal["float32", "compensated"] = "float32"
     rounds: bool = False
 
 
@@ -75,14 +75,14 @@ _N = TensorSpec("n", "float32", ("B", "2*M"))
 COMPONENTS: dict[str, Component] = {
     c.name: c
     for c in (
-        Component("bert", (_IDS, _LENGTHS), (TensorSpec("d_en", "float32", ("B", 512, "N")),), "lengths", "N", "float64"),
+        Component("bert", (_IDS, _LENGTHS), (TensorSpec("d_en", "float32", ("B", 512, "N")),), "lengths", "N", "compensated"),
         Component(
             "duration",
             (TensorSpec("d_en", "float32", ("B", 512, "N")), _STYLE, _LENGTHS),
             (TensorSpec("d", "float32", ("B", "N", 640)), TensorSpec("duration", "float32", ("B", "N"))),
             "lengths",
             "N",
-            "float64",
+            "compensated",
         ),
         Component("text_encoder", (_IDS, _LENGTHS), (TensorSpec("t_en", "float32", ("B", 512, "N")),), "lengths", "N"),
         Component(
@@ -91,7 +91,7 @@ COMPONENTS: dict[str, Component] = {
             (_F0, _N),
             "frame_lengths",
             "M",
-            "float64",
+            "compensated",
         ),
         Component(
             "decoder",

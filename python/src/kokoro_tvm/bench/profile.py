@@ -27,7 +27,6 @@ from kokoro_tvm.bench.work import CONVOLUTION, PARTS, PRODUCT, REST, kind, opera
 from kokoro_tvm.passes.lower_operators import RULES
 from kokoro_tvm.runtime.alignment import frame_counts
 from kokoro_tvm.runtime.synthesis import Synthesizer
-from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,15 +108,12 @@ class Profile:
         return sum(k.seconds for k in self.kernels if k.kind in kinds) / self.seconds
 
     def of_peak(self, kernel: Kernel) -> float:
-        """Share of the measured multiply-add peak; registers hold half as many float64 sums."""
-        return kernel.gflops / self._peak(kernel.component)
-
-    def _peak(self, component: str) -> float:
-        return self.peaks.gflops / (2 if COMPONENTS[component].accumulate == "float64" else 1)
+        """Share of the measured multiply-add peak."""
+        return kernel.gflops / self.peaks.gflops
 
     def mean_of_peak(self, kernels: Sequence[Kernel]) -> float:
         """The time that the operations of some kernels need at the peak, by the time they take."""
-        return sum(k.operations / self._peak(k.component) for k in kernels) / 1e9 / sum(k.seconds for k in kernels)
+        return sum(k.operations for k in kernels) / sum(k.seconds for k in kernels) / 1e9 / self.peaks.gflops
 
     def of_memory(self, kernel: Kernel) -> float:
         """Share of the measured memory bandwidth; above 1 where caches serve."""

@@ -11,8 +11,9 @@ Each parallel task packs the rows it needs, prologue applied, into a buffer of i
 shifted row of that buffer, so there is no im2col and no bounds check in the inner loop. Every output value is
 the sum, in the order (k, c_in), of sums of at most CHUNK products, whatever the thread count, capacity or batch.
 
-``accumulate="float64"`` is for layers whose rounding the listener would hear: a product of two float32 is exact in float64, so
-what remains is the rounding of the result. A register then holds half as many sums; weights stay float32 in memory.
+``accumulate="compensated"`` is for layers whose rounding the listener would hear. Sums of CHUNK_COMPENSATED products join the
+total, and what is rounded off there begins the next such sum (Kahan). What remains is the rounding of the result and that within
+the short sums, in variance two and a half times as much. It takes little longer than plain sums; float64 takes twice as long.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from kokoro_tvm.kernels.vector_math import Expr
 TOLERANCE = 2e-6
 """Largest error relative to the largest output, prologue included: float32 sums of CHUNK products, at most 48 of them."""
 
-TOLERANCE_FLOAT64 = 6e-7
-"""The same for float64 sums: ten float32 roundings at most, in the prologue and behind the sum (residuals, factor, GELU)."""
+TOLERANCE_COMPENSATED = 7e-7
+"""The same for compensated sums: ten float32 roundings at most in the prologue and behind the sum (residuals, factor, GELU), and
+less than two for those within the short sums."""
 
 PACKED_BYTES = 160 * 1024
 """Most that one task packs: with a weight panel beside it, this stays in a level-2 cache of 512 KiB."""
@@ -41,6 +43,11 @@ PACKED_BYTES = 160 * 1024
 
 CHUNK = 128
 """Products that are summed up at most before the sum joins the total: the error grows with the length of a running sum."""
+
+CHUNK_COMPENSATED = 4
+"""The same for compensated sums, which round only here: by half of CHUNK_COMPENSATED + 1 roundings of the result, in variance."""
+
+Accumulate = Literal["float32", "compensated"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Conv1d:
         residual_shift: The first residual is read at row ``t >> residual_shift`` (nearest-neighbour up-sampling).
         scale: Factor on the sum of all the above.
         epilogue: Activation of the output.
-        accumulate: Type of the sums.
+        accumulate: How products are summed up.
         products: Type that inputs and weights are rounded to before they are multiplied (``kernels.winograd`` alone rounds).
     """
 
@@ -88,13 +95,8 @@ class Conv1d:
     residual_shift: int = 0
     scale: float = 1.0
     epilogue: Literal["none", "gelu"] = "none"
-    accumulate: Literal["float32", "float64"] = "float32"
+    accumulate: Accumulate = "float32"
     products: Literal["float32", "bfloat16"] = "float32"
-
-    @property
-    def bytes(self) -> int:
-        """Size of one sum, and of one packed input."""
-        return np.dtype(self.accumulate).itemsize
 
     @property
     def span(self) -> int:
@@ -147,7 +149,6 @@ def activate(conv: Conv1d, x: Expr, scale: Expr, shift: Expr, alpha: Expr, inver
 
 def finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
     """The epilogue, of the sum with its bias."""
-    value = T.cast(value, "float32")
     if conv.residuals > 0:
         value = value + residual
     if conv.residuals > 1:
@@ -160,7 +161,7 @@ def finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
 def _block(conv: Conv1d, tile: Tile) -> int:
     """Kernel positions per task: a multiple of the tile's rows whose packed input respects PACKED_BYTES."""
     for block in range(tile.block, tile.rows, -tile.rows):
-        if ((block - 1) * conv.stride + conv.span) * conv.c_in * conv.bytes <= PACKED_BYTES:
+        if ((block - 1) * conv.stride + conv.span) * conv.c_in * 4 <= PACKED_BYTES:
             return block
     return tile.rows
 
@@ -185,23 +186,96 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     c_in, c_out, taps, dilation, stride = conv.c_in, conv.c_out, conv.taps, conv.dilation, conv.stride
     phases, crop, reflect, shift = conv.phases, conv.crop, conv.reflect, conv.residual_shift
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
-    dtype = conv.accumulate
-    parts = conv.bytes // 4  # of a panel, one after the other: a register holds so many times fewer sums
-    sums = lanes // parts
-    part_width = sums * vectors
-    chunks = -(-c_in // CHUNK)
+    compensated = conv.accumulate == "compensated"
+    chunk = CHUNK_COMPENSATED if compensated else CHUNK
+    chunks = -(-c_in // chunk)
     if phases > 1 and c_out % width:
         raise ValueError(f"transposed convolution: {c_out} channels are no multiple of the tile width {width}")
     panels = -(-c_out // width)
     group = panel_group(panels * phases, tile)
     groups = panels * phases // group
     block = _block(conv, tile)
-    packed_rows = (block - 1) * stride + conv.span
+    span = conv.span
+    packed_rows = (block - 1) * stride + span
+    pitch = c_in if c_in % 1024 else c_in + lanes  # else all rows of a tile meet in one set of the level-1 cache
     body = c_in // lanes
     tail = c_in % lanes
     whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
     padding = conv.padding_left
+    halves = compensated and rows >= 8  # the last rows may fill only half of so tall a tile, which then takes its own code
+
+    @T.macro
+    def multiply(count, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y):
+        """The tile of ``count`` positions from ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
+        phase: T.int64 = panel // panels
+        column: T.int64 = panel % panels * width
+        total = T.alloc_buffer((count * width,), "float32", scope="local")
+        acc = T.alloc_buffer((count * width,), "float32", scope="local")
+        for r in T.unroll(count):
+            for v in T.unroll(vectors):
+                for j in T.vectorized(lanes):
+                    if has_bias:
+                        total[r * width + v * lanes + j] = bias[column + v * lanes + j]
+                    else:
+                        total[r * width + v * lanes + j] = T.float32(0)
+                for j in T.vectorized(lanes):
+                    acc[r * width + v * lanes + j] = T.float32(0)
+        for k in range(taps):
+            for part in range(chunks):
+                for c in range(T.min(c_in - part * chunk, chunk)):
+                    for r in T.unroll(count):
+                        for v in T.unroll(vectors):
+                            for j in T.vectorized(lanes):
+                                acc[r * width + v * lanes + j] = T.fma(
+                                    S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
+                                    W[panel, k, part * chunk + c, v * lanes + j],
+                                    acc[r * width + v * lanes + j],
+                                )
+                for r in T.unroll(count):
+                    for v in T.unroll(vectors):
+                        more = T.alloc_buffer((lanes,), "float32", scope="local")
+                        for j in T.vectorized(lanes):
+                            more[j] = total[r * width + v * lanes + j] + acc[r * width + v * lanes + j]
+                        for j in T.vectorized(lanes):
+                            if compensated:
+                                acc[r * width + v * lanes + j] = acc[r * width + v * lanes + j] - (
+                                    more[j] - total[r * width + v * lanes + j]
+                                )
+                            else:
+                                acc[r * width + v * lanes + j] = T.float32(0)
+                        for j in T.vectorized(lanes):
+                            total[r * width + v * lanes + j] = more[j]
+        for r in T.unroll(count):
+            t: T.int64 = (q + r) * phases + phase - crop
+            if q + r < m and t >= 0 and t < n_out:
+                if compensated:
+                    for v in T.unroll(vectors):
+                        for j in T.vectorized(lanes):
+                            total[r * width + v * lanes + j] = (
+                                total[r * width + v * lanes + j] + acc[r * width + v * lanes + j]
+                            )
+                if whole:
+                    for v in T.unroll(vectors):
+                        for j in T.vectorized(lanes):
+                            Y[b, t + reflect, column + v * lanes + j] = finish(
+                                conv, total[r * width + v * lanes + j],
+                                R[b, (t + reflect) >> shift, column + v * lanes + j],
+                                R2[b, t + reflect, column + v * lanes + j],
+                            )
+                    if reflect == 1:
+                        if t == 1:
+                            for v in T.unroll(vectors):
+                                for j in T.vectorized(lanes):
+                                    Y[b, 0, column + v * lanes + j] = finish(
+                                        conv, total[r * width + v * lanes + j],
+                                        R[b, 0, column + v * lanes + j], R2[b, 0, column + v * lanes + j],
+                                    )
+                else:
+                    for j in range(T.min(c_out - column, width)):
+                        Y[b, t, column + j] = finish(
+                            conv, total[r * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
+                        )
 
     @T.prim_func
     def conv1d(
@@ -226,96 +300,40 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             n: T.int64 = L[b]
             m: T.int64 = conv.steps(n)
             n_out: T.int64 = conv.output_rows(n) - reflect
-            for task in T.parallel((m + block - 1) // block * groups):
-                q0: T.int64 = task // groups * block
-                S = T.alloc_buffer((packed_rows, c_in), dtype)
-                for r in range(packed_rows):
+            blocks: T.int64 = (m + block - 1) // block
+            even: T.int64 = (m + blocks * rows - 1) // (blocks * rows) * rows  # rows of each: threads get equal shares
+            for task in T.parallel(blocks * groups):
+                q0: T.int64 = task // groups * even
+                S = T.alloc_buffer((packed_rows * pitch,), "float32")
+                for r in range((even - 1) * stride + span):
                     row: T.int64 = q0 * stride + r - padding
                     if row >= 0 and row < n:
                         for c in range(body):
                             for j in T.vectorized(lanes):
-                                S[r, c * lanes + j] = T.cast(activate(
+                                S[r * pitch + c * lanes + j] = activate(
                                     conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
                                     alpha[0, c * lanes + j], alpha[1, c * lanes + j],
-                                ), dtype)
+                                )
                         for j in range(tail):
-                            S[r, body * lanes + j] = T.cast(activate(
+                            S[r * pitch + body * lanes + j] = activate(
                                 conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
                                 alpha[0, body * lanes + j], alpha[1, body * lanes + j],
-                            ), dtype)
+                            )
                     else:
                         for c in range(body):
                             for j in T.vectorized(lanes):
-                                S[r, c * lanes + j] = T.cast(T.float32(0), dtype)
+                                S[r * pitch + c * lanes + j] = T.float32(0)
                         for j in range(tail):
-                            S[r, body * lanes + j] = T.cast(T.float32(0), dtype)
+                            S[r * pitch + body * lanes + j] = T.float32(0)
                 for g in range(group):
                     panel: T.int64 = task % groups * group + g
-                    phase: T.int64 = panel // panels
-                    column: T.int64 = panel % panels * width
-                    for tile_row in range(block // rows):
+                    for tile_row in range(even // rows):
                         q: T.int64 = q0 + tile_row * rows
                         if q < m:
-                            for part in range(parts):
-                                first: T.int64 = part * part_width
-                                total = T.alloc_buffer((rows * part_width,), dtype, scope="local")
-                                for r in T.unroll(rows):
-                                    for v in T.unroll(vectors):
-                                        for j in T.vectorized(sums):
-                                            if has_bias:
-                                                total[r * part_width + v * sums + j] = T.cast(
-                                                    bias[column + first + v * sums + j], dtype
-                                                )
-                                            else:
-                                                total[r * part_width + v * sums + j] = T.cast(T.float32(0), dtype)
-                                for k in range(taps):
-                                    for chunk in range(chunks):
-                                        acc = T.alloc_buffer((rows * part_width,), dtype, scope="local")
-                                        for r in T.unroll(rows):
-                                            for v in T.unroll(vectors):
-                                                for j in T.vectorized(sums):
-                                                    acc[r * part_width + v * sums + j] = T.cast(T.float32(0), dtype)
-                                        for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
-                                            for r in T.unroll(rows):
-                                                for v in T.unroll(vectors):
-                                                    for j in T.vectorized(sums):
-                                                        acc[r * part_width + v * sums + j] = T.fma(
-                                                            S[(tile_row * rows + r) * stride + k * dilation, chunk * CHUNK + c],
-                                                            T.cast(W[panel, k, chunk * CHUNK + c, first + v * sums + j], dtype),
-                                                            acc[r * part_width + v * sums + j],
-                                                        )
-                                        for r in T.unroll(rows):
-                                            for v in T.unroll(vectors):
-                                                for j in T.vectorized(sums):
-                                                    total[r * part_width + v * sums + j] = (
-                                                        total[r * part_width + v * sums + j] + acc[r * part_width + v * sums + j]
-                                                    )
-                                for r in T.unroll(rows):
-                                    t: T.int64 = (q + r) * phases + phase - crop
-                                    if q + r < m and t >= 0 and t < n_out:
-                                        if whole:
-                                            for v in T.unroll(vectors):
-                                                for j in T.vectorized(sums):
-                                                    Y[b, t + reflect, column + first + v * sums + j] = finish(
-                                                        conv, total[r * part_width + v * sums + j],
-                                                        R[b, (t + reflect) >> shift, column + first + v * sums + j],
-                                                        R2[b, t + reflect, column + first + v * sums + j],
-                                                    )
-                                            if reflect == 1:
-                                                if t == 1:
-                                                    for v in T.unroll(vectors):
-                                                        for j in T.vectorized(sums):
-                                                            Y[b, 0, column + first + v * sums + j] = finish(
-                                                                conv, total[r * part_width + v * sums + j],
-                                                                R[b, 0, column + first + v * sums + j],
-                                                                R2[b, 0, column + first + v * sums + j],
-                                                            )
-                                        else:
-                                            for j in range(T.min(T.max(c_out - column - first, 0), part_width)):
-                                                Y[b, t, column + first + j] = finish(
-                                                    conv, total[r * part_width + j], R[b, t >> shift, column + first + j],
-                                                    R2[b, t, column + first + j],
-                                                )
+                            if halves and q + rows // 2 >= m:
+                                multiply(rows // 2, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
+                            else:
+                                multiply(rows, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(conv1d, lambda name: used.get(name, True))

@@ -49,7 +49,7 @@ class Record:
 def layer_name(conv: Conv1d) -> str:
     """What a convolution's speed depends on, in one word: sizes, steps, and what is fused into it."""
     sizes = f"{conv.c_in}-{conv.c_out}-k{conv.taps}-s{conv.stride}-d{conv.dilation}-p{conv.phases}"
-    sums = "f64" if conv.accumulate == "float64" else ""
+    sums = "" if conv.accumulate == "float32" else conv.accumulate
     fused = [sums, conv.prologue, "affine" if conv.affine else "", f"r{conv.residuals}", conv.epilogue]
     return "-".join([sizes, *(f for f in fused if f not in ("", "none"))])
 
@@ -100,7 +100,8 @@ def with_records(tile: Tile, records: Iterable[Record], source: str = "the recor
     special = {}
     for r in records:
         try:
-            special[r.layer] = replace(tile, vectors=r.vectors, rows=r.rows, block=r.block, columns=r.columns, tuned=())
+            sizes = {"vectors": r.vectors, "rows": r.rows, "block": r.block, "columns": r.columns}
+            special[r.layer] = replace(tile, **sizes, compensated=None, tuned=())
         except (TypeError, ValueError) as error:
             raise InputError(f"{source}: {r.layer}: {error}; tune again, or remove the file") from error
     return replace(tile, tuned=tuple(sorted(special.items())))

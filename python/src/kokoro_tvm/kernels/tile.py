@@ -21,6 +21,7 @@ class Tile:
         block: Time rows that one parallel task owns, a multiple of ``rows``. The task's input, with its prologue applied, is
             packed once and should stay in the level-2 cache.
         columns: Output channels that one parallel task works through at most.
+        compensated: The tile for sums with compensation, each of which needs a second place; None for this one.
         tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
 
@@ -29,6 +30,7 @@ class Tile:
     rows: int
     block: int
     columns: int = 256
+    compensated: Tile | None = field(default=None, repr=False)
     tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -38,9 +40,9 @@ class Tile:
             # TVM moves larger local buffers from the stack to the workspace allocator: every accumulate goes through memory.
             raise ValueError(f"accumulators of {self.rows} x {self.width} float32 exceed 1024 bytes")
 
-    def best(self, layer: str) -> Tile:
-        """The tile for a layer: a tuned one, else this."""
-        return dict(self.tuned).get(layer, self)
+    def best(self, layer: str, compensated: bool = False) -> Tile:
+        """The tile for a layer: a tuned one, else this, or the one for sums with compensation."""
+        return dict(self.tuned).get(layer, (self.compensated if compensated else None) or self)
 
     @property
     def tuning(self) -> str:
@@ -53,7 +55,8 @@ class Tile:
         return self.lanes * self.vectors
 
 
-AVX2 = Tile(lanes=8, vectors=2, rows=6, block=96)
-AVX512 = Tile(lanes=16, vectors=2, rows=8, block=96)
+# Sums that are joined one vector after the other leave the multiply-adds around them room to go on.
+AVX2 = Tile(lanes=8, vectors=2, rows=6, block=96, compensated=Tile(lanes=8, vectors=2, rows=4, block=96, columns=192))
+AVX512 = Tile(lanes=16, vectors=2, rows=8, block=96, compensated=Tile(lanes=16, vectors=1, rows=16, block=96, columns=192))
 NEON = Tile(lanes=4, vectors=4, rows=6, block=96)
 SSE = Tile(lanes=4, vectors=2, rows=4, block=96)

@@ -2,7 +2,7 @@
 
 What it is: another kernel for the same ``Conv1d``, with the same promises about lengths, threads and batches; more than twice as
 fast where the arithmetic counts, at the price of some accuracy (see ``tolerance``). What it is not: for strided or transposed
-convolutions, single taps, or float64 sums.
+convolutions, single taps, or compensated sums.
 
 F(m, r) computes m output rows of r taps from n = m + r - 1 input rows d with n products: y = A' [(G g) * (B' d)], where B' d are
 the values of a polynomial at n points. Every value is a vector over channels, so at each point the product is a matrix product
@@ -322,7 +322,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     if conv.products == "bfloat16" and tile.lanes != bf16.LANES:
         raise ValueError(f"bfloat16 products need vectors of {bf16.LANES} float32, not {tile.lanes}")
     if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32":
-        raise ValueError(f"no such scheme for strided or transposed convolutions or float64 sums: {conv}")
+        raise ValueError(f"no such scheme for strided or transposed convolutions or compensated sums: {conv}")
     segments, grids = scheme.segments(conv.taps), scheme.grids(conv.taps)
     c_in, c_out, dilation, padding, shift = conv.c_in, conv.c_out, conv.dilation, conv.padding_left, conv.residual_shift
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width

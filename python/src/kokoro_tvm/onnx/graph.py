@@ -22,7 +22,7 @@ from kokoro_tvm.onnx.operators import (
     tensor_names,
 )
 from kokoro_tvm.ops import NAMESPACE
-from kokoro_tvm.stages import ENCODERS
+from kokoro_tvm.stages import COMPONENTS
 
 IR_VERSION = 10
 """The first with overloads of functions."""
@@ -39,8 +39,8 @@ def fixed(shape: Shape) -> Extents:
 
 
 def sums_wide(component: str) -> bool:
-    """Whether a component's convolutions sum in float64; nine tenths of the arithmetic are the decoder's."""
-    return component in ENCODERS
+    """Whether a component's convolutions sum in float64, which in ONNX stands for compensated sums."""
+    return component in COMPONENTS and COMPONENTS[component].accumulate == "compensated"
 
 
 def called_function(node: NodeProto, shapes: Sequence[Extents], component: str) -> FunctionProto:

@@ -582,8 +582,7 @@ def function(
         operator: Its name.
         tensors: Extents of its tensors, by the names of ``tensor_names``, in order.
         attributes: The vocabulary's other arguments, without ``absent``.
-        wide: Whether convolutions sum in float64: affordable outside the decoder, where ONNX Runtime's float32 products lose up
-            to 4 dB more than PyTorch's.
+        wide: Whether convolutions sum in float64, where ONNX Runtime's float32 products lose up to 4 dB more than PyTorch's.
 
     Raises:
         ValueError: A number is far beyond what a model can mean: files come from anywhere, and bodies hold tables.

@@ -21,7 +21,7 @@ import tvm
 from tvm import relax, tirx
 
 from kokoro_tvm.kernels import winograd
-from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.conv1d import Accumulate, Conv1d
 from kokoro_tvm.kernels.harmonic_source import Source
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
@@ -32,7 +32,6 @@ from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
 Dtype = Literal["float32", "bf16"]
-Accumulate = Literal["float32", "float64"]
 Products = Literal["float32", "bfloat16"]
 
 PACKING = "kokoro_tvm.packing"
@@ -78,6 +77,10 @@ class Lowering:
     def kernels(self) -> SimpleNamespace:
         """The kernels for the tile, by module name."""
         return kernel_set(self.tile)
+
+    def tile_for(self, conv: Conv1d) -> Tile:
+        """The tile for a direct convolution."""
+        return self.tile.best(layer_name(conv), conv.accumulate == "compensated")
 
     def call(self, kernel: tirx.PrimFunc, name: str, arguments: list[relax.Expr], out: relax.TensorType) -> relax.Call:
         """A call of ``kernel``, which joins the module once per specialisation."""
@@ -133,7 +136,7 @@ def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
         conv = replace(conv, products="float32")
     layout = winograd.layout(conv, scheme) if scheme else "conv1d"
     # Tiles were tuned for the direct kernel.
-    tile = low.tile if scheme else low.tile.best(layer_name(conv))
+    tile = low.tile if scheme else low.tile_for(conv)
     weights = [low.packed(call["weight"], layout, tile)]
     arguments = [call["x"], call["lengths"], *weights, *(low.packed(b, "bias", tile) for b in call.present("bias"))]
     arguments += call.present("coef", "alpha", "residual", "residual2")
@@ -166,7 +169,7 @@ def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
 
 def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     conv = _conv_transpose1d_of(call, low.accumulate)
-    tile = low.tile.best(layer_name(conv))
+    tile = low.tile_for(conv)
     weights = [low.packed(call["weight"], f"transposed:{conv.phases}", tile), low.packed(call["bias"], "bias", tile)]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
     return low.call(_conv1d_kernel(conv, tile), "conv_transpose1d", arguments, call.type)
@@ -180,11 +183,12 @@ def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
     batch, rows, _ = call["x"].ty.shape.values
     hidden = _extent(call["w_hh"], 2)
     conv = Conv1d(c_in=call.channels(), c_out=8 * hidden, taps=1, accumulate=low.accumulate)
+    tile = low.tile_for(conv)
     bias = low.builder.emit(relax.op.add(call["b_ih"], call["b_hh"]), "bias_sum")
     bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)), "gate_bias")
-    projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates"), bias]
+    projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates", tile), bias]
     gates_type = relax.TensorType((batch, rows, 8 * hidden), "float32")
-    gates = low.builder.emit(low.call(_conv1d_kernel(conv, low.tile), "conv1d", projection, gates_type), "gates")
+    gates = low.builder.emit(low.call(_conv1d_kernel(conv, tile), "conv1d", projection, gates_type), "gates")
     if low.lstm_method == "extern":
         recurrence = relax.Tuple([gates, call["lengths"], call["w_hh"]])
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm_recurrence", recurrence, call.type)
@@ -376,7 +380,7 @@ class LowerOperators:
         """Lowers every Relax function."""
         for global_var, function in module.functions_items():
             if isinstance(function, relax.Function):
-                # A GPU has no float64.
+                # The kernels for GPUs know float32 sums alone.
                 accumulate = "float32" if isinstance(self.tile, MetalTile) else _accumulate(global_var.name_hint)
                 products = _products(global_var.name_hint, self.dtype)
                 mutator = _Mutator(module, self.tile, self.lstm_method, accumulate, products)
