@@ -103,7 +103,7 @@ def _named(name, taps, channels=64):
         ("decoder", 11, "winograd-bf16:4,4", "uint16"),
         ("decoder", 1, "conv1d", "float32"),
         ("text_encoder", 3, "winograd:6,3", "float32"),
-        ("f0n", 3, "conv1d", "float32"),
+        ("f0n", 3, "conv1d@16", "float32"),
     ],
 )
 def test_bf16_rounds_in_the_decoder_alone(component, taps, layout, dtype):
