@@ -24,15 +24,10 @@ def prepare_thread_pool() -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
-def thread_limit() -> int:
-    """The most threads TVM's pool will use."""
-    return int(os.environ.get("TVM_NUM_THREADS", cpu_count()))
-
-
 def tuning_folder() -> Path:
     """``KOKORO_TVM_TUNING``: where this user's tuning records lie; a folder of the user's cache if absent."""
     named = os.environ.get("KOKORO_TVM_TUNING")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kokoro-tvm" / "tuning"
+    return Path(named) if named else cache_directory() / "tuning"
 
 
 def debug_traceback() -> bool:

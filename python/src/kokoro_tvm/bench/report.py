@@ -322,7 +322,8 @@ def summary(found: Comparison) -> str:
     told = [_plural(threads), *(found.header[k] for k in ("cpu", "features", "date") if k in found.header)]
     if "weights" in found.header:
         told.append(f"{found.header['weights']} weights")
-    sentences = ["; ".join(told), *(found.header[k].capitalize() for k in ("method",) if k in found.header)]
+    method = found.header.get("method", "")
+    sentences = ["; ".join(told), *([method[0].upper() + method[1:]] if method else [])]
     lines = _table_lines(["real-time factor (lower is faster)", *found.engines], rows)
     return "\n".join([*lines, "", *(f"{sentence}." for sentence in sentences)])
 

@@ -313,11 +313,6 @@ def _context(subjects: Subjects, truth: Trace, utterance: Utterance) -> dict[str
     return {"float64 eager, FFT's own signs in frame 0": snr_db(accidental.reshape(1, -1).numpy(), truth["audio"].numpy())}
 
 
-def closer_than_single(record: Record) -> float:
-    """How many dB the compiled tensor is closer to the truth than float32 PyTorch's; NaN if one of them is not comparable."""
-    return record.measured[COMPILED].snr_db - record.measured[SINGLE].snr_db
-
-
 def find(records: Sequence[Record], stage: str, tensor: str, mode: str) -> Record:
     """The one record of these names."""
     return next(r for r in records if (r.stage, r.tensor, r.mode) == (stage, tensor, mode))
