@@ -41,7 +41,7 @@ class Spoiled:
     """An engine whose results are changed behind its back."""
 
     def __init__(self, engine: Engine, spoil: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.engine, self.spoil = engine, spoil
+        self.engine, self.manifest, self.spoil = engine, engine.manifest, spoil
 
     def run(self, name: str, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         return tuple(self.spoil(a) for a in self.engine.run(name, *inputs))
