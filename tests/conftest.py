@@ -16,6 +16,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,21 @@ def _artifact_folder(size: str, lstm_method: str = "extern", components: tuple[s
     return _cached(name, _version(_ARTIFACT_SOURCES, _machine()), make)
 
 
+def _metal_folder(size: str) -> Path:
+    def make(folder: Path) -> None:
+        from kokoro_tvm.compile import CompileOptions, compile_artifact
+        from kokoro_tvm.reference.checkpoint import load_checkpoint
+        from kokoro_tvm.stages import COMPONENTS
+        from kokoro_tvm.targets import metal_target
+
+        checkpoint = load_checkpoint(_checkpoint_folder(size))
+        options = CompileOptions.resolve(checkpoint, "metal-macos")
+        options = replace(options, target=metal_target("linux"), target_name="metal-emulated")
+        compile_artifact(list(COMPONENTS), checkpoint, options, folder)
+
+    return _cached(f"{size}-artifact-metal", _version(_ARTIFACT_SOURCES, _machine()), make)
+
+
 def _onnx_folder(size: str) -> Path:
     def make(folder: Path) -> None:
         from kokoro_tvm.export.onnx_graph import to_onnx
@@ -190,6 +206,12 @@ def full_artifact() -> Path:
 def full_artifact_tir() -> Path:
     """The components of ``full_checkpoint`` that have LSTMs, compiled with ``--lstm-method tir``."""
     return _artifact_folder("full", "tir", ("duration", "text_encoder", "f0n"))
+
+
+@pytest.fixture(scope="session")
+def metal_artifact() -> Callable[[str], Path]:
+    """Artifacts for the Metal emulator by size, ``tiny`` or ``full``: all five components. Shared: copy before changing."""
+    return _metal_folder
 
 
 @pytest.fixture(scope="session")

@@ -236,7 +236,7 @@ def test_metal_calls_the_same_kernels(emulated: Path, emulator, tiny_checkpoint:
 
     record = read_manifest(emulated).components[NAME]
     inputs = mac_bundle.sample_inputs(NAME, 5, 2)
-    expected = mac_bundle.kernel_results(NAME, build_model(tiny_checkpoint), inputs)
+    expected = mac_bundle.kernel_recorder(NAME, build_model(tiny_checkpoint))(inputs)
     engine = Engine(emulated, components=[NAME])
     machine = emulator.virtual_machine(tvm.runtime.load_module(str(emulated / record.library.name)))
     assert isinstance(machine, relax.VirtualMachine)

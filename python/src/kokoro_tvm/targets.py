@@ -142,6 +142,11 @@ def named_target(target: str = "llvm", mcpu: str | None = None) -> Target:
     return metal_target(METAL_SYSTEMS[target])
 
 
+def recorded_target(name: str, mcpu: str, system: str) -> Target:
+    """The target that an artifact was compiled for, by what its manifest records: Metal on Linux is an emulator's."""
+    return metal_target(system) if name.startswith("metal-") else cpu_target(name, mcpu)
+
+
 _APPLE_CPU = "apple-m1"
 _APPLE_TRIPLES = {"macos": "arm64-apple-macos13", "ios": "arm64-apple-ios16"}
 

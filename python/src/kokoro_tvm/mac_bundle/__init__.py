@@ -150,7 +150,7 @@ def write_plans(
             inputs = sample_inputs(name, TOKENS, FRAMES)
             for array in inputs:
                 plan.add("input", array)
-            for kernel, array in kernel_results(name, model, inputs):
+            for kernel, array in kernel_recorder(name, model)(inputs):
                 plan.add(f"kernel {kernel} {BOUNDS.get(kernel.rstrip('0123456789'), BOUND)}", array)
             for array in sample_inputs(name, TIMED_TOKENS, TIMED_FRAMES):
                 plan.add("timed", array)
@@ -183,8 +183,11 @@ def sample_inputs(name: str, tokens: int, frames: int) -> list[np.ndarray]:
     return inputs
 
 
-def kernel_results(name: str, model: object, inputs: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """Kernel calls of one component in order, with what the CPU kernels make: the operators are the same on every target."""
+def kernel_recorder(name: str, model: object) -> Callable[[Sequence[np.ndarray]], list[tuple[str, np.ndarray]]]:
+    """Compiles one component for this CPU; what is returned runs it on inputs.
+
+    Its result are the kernel calls in order, with what the CPU kernels make: the operators are the same on every target.
+    """
     import tvm
     from tvm import relax
 
@@ -207,5 +210,11 @@ def kernel_results(name: str, model: object, inputs: Sequence[np.ndarray]) -> li
 
     machine = relax.VirtualMachine(executable, tvm.cpu())
     machine.set_instrument(instrument)
-    machine[name](*(tvm.runtime.tensor(a) for a in (*inputs, *weights.values())))
-    return results
+    parameters = [tvm.runtime.tensor(w) for w in weights.values()]
+
+    def run(inputs: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
+        results.clear()
+        machine[name](*(tvm.runtime.tensor(a) for a in inputs), *parameters)
+        return list(results)
+
+    return run

@@ -1,6 +1,6 @@
 """Where a component's tensors live: in host memory, or on a Metal device.
 
-What it is: the two ways of putting arrays there and getting them back. What it is not: a choice; an artifact's target decides.
+What it is: the two ways of putting arrays there and getting them back; an artifact's target decides between them.
 """
 
 from __future__ import annotations
@@ -85,3 +85,8 @@ class Metal:
         array = np.empty(tuple(tensor.shape), str(tensor.dtype))
         self._read(tensor, ctypes.c_void_p(array.ctypes.data), array.nbytes)
         return array
+
+
+def device_of(target: str, libraries: Path) -> Device:
+    """The device that components for a target (by name) run on; see ``Metal`` for ``libraries``."""
+    return Metal(libraries) if target.startswith("metal-") else Cpu()

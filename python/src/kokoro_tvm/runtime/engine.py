@@ -30,7 +30,7 @@ from kokoro_tvm.artifact import (
 )
 from kokoro_tvm.errors import ArtifactError, ToolchainError
 from kokoro_tvm.runtime import cpu
-from kokoro_tvm.runtime.device import Cpu, Device, Metal
+from kokoro_tvm.runtime.device import device_of
 from kokoro_tvm.runtime.inputs import checked_inputs, checked_threads
 from kokoro_tvm.stages import COMPONENTS
 
@@ -105,7 +105,7 @@ class Engine:
         if verify:
             check_files(self.directory, _records(self.manifest, names))
         runtime = load_tvm_runtime()
-        self._device: Device = Metal(runtime.parent) if self.manifest.target.name.startswith("metal-") else Cpu()
+        self._device = device_of(self.manifest.target.name, runtime.parent)
         if self.manifest.extern is not None:
             _load_extern(self.directory / self.manifest.extern.name)
         libraries = {self.manifest.components[n].library.name for n in names}

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kokoro.model import KModel
     from tvm import relax
 
+    from kokoro_tvm.kernels.selection import Tile
+    from kokoro_tvm.runtime.device import Device
     from kokoro_tvm.validate.onnx_operators import OnnxOperators
 
 Reference = list[Any]
@@ -84,14 +86,16 @@ class Operators:
     Attributes:
         component: Its name.
         library: The component's machine code.
-        tile: The register tile its weights are packed for.
+        tile: The tile its weights are packed for.
+        device: Where it runs.
         plans: Operator to the plans of its specialisations.
         used: Names of the kernels called, in order, since it was last cleared.
     """
 
     component: str
     library: tvm_ffi.Module
-    tile: Any
+    tile: Tile
+    device: Device
     plans: dict[str, list[Plan]]
     used: list[str] = field(default_factory=list)
     _packed: dict[tuple[int, str], tuple[torch.Tensor, tvm_ffi.Tensor]] = field(default_factory=dict, repr=False)
@@ -124,8 +128,8 @@ class Operators:
         if kind == "value":
             return value
         if kind == "step":
-            return tvm_ffi.from_dlpack(results[value])
-        return self._weight(tensors[value], layout) if layout else tvm_ffi.from_dlpack(_aligned(tensors[value].numpy()))
+            return results[value]
+        return self._weight(tensors[value], layout) if layout else tensors[value].numpy()
 
     def _weight(self, tensor: torch.Tensor, layout: str) -> tvm_ffi.Tensor:
         """A weight in its layout, packed once; the tensor is kept so that its address stays its own."""
@@ -133,25 +137,19 @@ class Operators:
 
         key = (tensor.data_ptr(), layout)
         if key not in self._packed:
-            self._packed[key] = (tensor, tvm_ffi.from_dlpack(_aligned(pack(layout, tensor.numpy(), self.tile))))
+            self._packed[key] = (tensor, self.device.put(pack(layout, tensor.numpy(), self.tile)))
         return self._packed[key][1]
 
     def _run(self, name: str, arguments: list[Any], shape: Sequence[int]) -> np.ndarray:
         if name == "add":
-            return np.from_dlpack(arguments[0]) + np.from_dlpack(arguments[1])
+            return arguments[0] + arguments[1]
         if name == "reshape":
-            return np.from_dlpack(arguments[0]).reshape(shape)
+            return arguments[0].reshape(shape)
         self.used.append(name)
-        result = aligned_empty(tuple(shape), np.float32)
+        result = self.device.put(aligned_empty(tuple(shape), np.float32))
         function = tvm_ffi.get_global_func(name) if "." in name else self.library.get_function(name)
-        function(*arguments, tvm_ffi.from_dlpack(result))
-        return result
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    buffer = aligned_empty(array.shape, array.dtype)
-    buffer[...] = array
-    return buffer
+        function(*(self.device.put(a) if isinstance(a, np.ndarray) else a for a in arguments), result)
+        return self.device.get(result)
 
 
 class Compiled(TorchDispatchMode):
@@ -208,19 +206,27 @@ def load_operators(directory: Path | str, component: str, model: KModel, cache: 
         ArtifactError: The component is not there.
     """
     from kokoro_tvm import native
-    from kokoro_tvm.targets import cpu_target
+    from kokoro_tvm.runtime.device import device_of
+    from kokoro_tvm.runtime.engine import load_tvm_runtime
 
     environment.prepare_thread_pool()
     directory = Path(directory)
     manifest = read_manifest(directory)
     if component not in manifest.components:
         raise ArtifactError(f"{directory} lacks {component}; compile it into it")
-    tile = cpu_target(manifest.target.name, manifest.target.mcpu).tile
+    tile = _tile(manifest)
     if manifest.tuning != tile.tuning:
         raise ArtifactError(f"{directory} was compiled with other tuning records than are there now; compile it again")
     native.load_externs()
     executable = tvm_ffi.load_module(str(directory / manifest.components[component].library.name))
-    return Operators(component, executable.imports[0], tile, _plans(manifest, component, model, cache))
+    device = device_of(manifest.target.name, load_tvm_runtime().parent)
+    return Operators(component, executable.imports[0], tile, device, _plans(manifest, component, model, cache))
+
+
+def _tile(manifest: Manifest) -> Tile:
+    from kokoro_tvm.targets import recorded_target
+
+    return recorded_target(manifest.target.name, manifest.target.mcpu, manifest.target.system).tile
 
 
 def _plans(manifest: Manifest, component: str, model: KModel, cache: Path | None) -> dict[str, list[Plan]]:
@@ -251,13 +257,11 @@ def _make_plans(manifest: Manifest, component: str, model: KModel) -> dict[str, 
 
     from kokoro_tvm.export.program import export_program, to_relax
     from kokoro_tvm.passes.lower_operators import LowerOperators
-    from kokoro_tvm.targets import cpu_target
 
-    tile = cpu_target(manifest.target.name, manifest.target.mcpu).tile
     library = manifest.components[component].library.name
     together = [name for name, record in manifest.components.items() if record.library.name == library]
     exported = tvm.IRModule({name: to_relax(name, export_program(name, model)).module[name] for name in together})
-    lowered = LowerOperators(tile, manifest.lstm_method, manifest.dtype)(exported)
+    lowered = LowerOperators(_tile(manifest), manifest.lstm_method, manifest.dtype)(exported)
     return {name: _component_plans(exported[name], lowered[name]) for name in together}
 
 
