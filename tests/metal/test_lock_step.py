@@ -23,7 +23,7 @@ RATES = (1, 2, 20, 120, 600)
 """Rows in time for each token or frame, in any kernel; transforms have one more."""
 
 LENGTHS = {
-    "tiny": {"N": [(1,), (9, 3)], "M": [(1,), (5, 2)]},
+    "tiny": {"N": [(1,), (9, 3)], "M": [(4, 1)]},
     "full": {"N": [(1,), (13,), (13, 4), (64,)], "M": [(1,), (16, 5)]},
 }
 """Size and kind of capacity to batches: one token, "Hello world", that one with a shorter neighbour, a sentence of 4 s."""
