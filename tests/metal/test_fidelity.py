@@ -1,6 +1,6 @@
 """Every stage on Metal against eager kokoro in float64, with the floors that hold for CPUs.
 
-Metal has no float64: where the CPU's encoders sum in it, Metal's sum in float32.
+Where the CPU's encoders compensate their sums, Metal's are plain float32.
 """
 
 from __future__ import annotations
