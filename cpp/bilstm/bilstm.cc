@@ -16,7 +16,13 @@ constexpr int64_t kChunkRows = 64;
 
 constexpr size_t kCacheLine = 64;
 
-int64_t PadRow(int64_t floats) { return (floats + kRowAlign - 1) / kRowAlign * kRowAlign; }
+int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int64_t PadRow(int64_t floats) { return RoundUp(floats, kRowAlign); }
+
+// From one row of gates to the next: not the 4 KB that 256 units make, which would put the same column of all rows
+// into the same few places of the L1 cache.
+int64_t GatesRow(const Shape& shape) { return PadRow(4 * shape.hidden) + kRowAlign; }
 
 /*!
  * \brief How the work is cut. A group of samples in one direction is a track: the recurrence of a track is serial.
@@ -57,6 +63,15 @@ class Arena {
   uintptr_t next_;
 };
 
+/*! \brief Some consecutive steps of a track: their projection first, then their recurrence. */
+struct Chunk {
+  float* x;       // [rows / kGroupRows, I, kGroupRows]: rows of x, by step, then by sample, transposed
+  float* gates;   // [rows, GatesRow]: the same rows
+  int64_t begin;  // steps
+  int64_t end;
+  int64_t rows;
+};
+
 /*!
  * \brief One direction of one group of samples.
  *
@@ -70,19 +85,15 @@ struct Track {
   float* bias;       // [4H]: b_ih + b_hh
   float* h;          // [size, PadRow(H)]
   float* c;          // [size, PadRow(H)]
-  float* inputs;     // [chunk rows, PadRow(I)]: rows of x of one chunk, by step, then by sample
-  float* gates;      // [chunk rows, 4H]: the same rows
-  int64_t begin;     // the steps of the current chunk
-  int64_t end;
-  int64_t rows;  // and its rows
+  Chunk chunk;       // the current one
 
-  Track(const Shape& shape, const Plan& plan, Arena* arena) : direction(0), size(0), begin(0), end(0), rows(0) {
+  Track(const Shape& shape, const Plan& plan, Arena* arena) : direction(0), size(0), chunk{} {
     samples = arena->Take<int64_t>(plan.group_size);
     bias = arena->Take<float>(4 * shape.hidden);
     h = arena->Take<float>(plan.group_size * PadRow(shape.hidden));
     c = arena->Take<float>(plan.group_size * PadRow(shape.hidden));
-    inputs = arena->Take<float>(plan.chunk_rows() * PadRow(shape.input));
-    gates = arena->Take<float>(plan.chunk_rows() * 4 * shape.hidden);
+    chunk.x = arena->Take<float>(RoundUp(plan.chunk_rows(), kGroupRows) * shape.input);
+    chunk.gates = arena->Take<float>(plan.chunk_rows() * GatesRow(shape));
   }
 };
 
@@ -107,58 +118,94 @@ class Runner {
         std::memset(Output(*track, j, t), 0, static_cast<size_t>(hidden) * sizeof(float));
       }
     }
-    track->end = 0;
+    track->chunk.end = 0;
   }
 
-  /*! \brief Gather the inputs, or the gates, of the next chunk. False when the track has no step left. */
-  bool Advance(Track* track, int64_t steps) const {
+  /*! \brief Gather the inputs, or the gates, of at most `steps` steps from `begin` on into a chunk. False if none is left. */
+  bool Gather(const Track& track, int64_t begin, int64_t steps, Chunk* chunk) const {
     const int64_t cols = 4 * shape_.hidden;
-    track->begin = track->end;
-    track->end = std::min(track->begin + steps, Length(*track, 0));
-    track->rows = 0;
-    for (int64_t s = track->begin; s < track->end; ++s) {
-      const int64_t active = Active(*track, s);
-      for (int64_t j = 0; j < active; ++j, ++track->rows) {
-        const int64_t row = track->samples[j] * shape_.steps + Time(*track, j, s);
+    chunk->begin = begin;
+    chunk->end = std::min(begin + steps, Length(track, 0));
+    chunk->rows = 0;
+    const float* group[kGroupRows];
+    for (int64_t s = chunk->begin; s < chunk->end; ++s) {
+      const int64_t active = Active(track, s);
+      for (int64_t j = 0; j < active; ++j, ++chunk->rows) {
+        const int64_t row = track.samples[j] * shape_.steps + Time(track, j, s);
         if (arrays_.gates) {
-          std::copy_n(arrays_.gates + (2 * row + track->direction) * cols, cols, track->gates + track->rows * cols);
+          std::copy_n(arrays_.gates + (2 * row + track.direction) * cols, cols, chunk->gates + chunk->rows * GatesRow(shape_));
         } else {
-          std::copy_n(arrays_.x + row * shape_.input, shape_.input, track->inputs + track->rows * PadRow(shape_.input));
+          const int64_t lane = chunk->rows % kGroupRows;
+          group[lane] = arrays_.x + row * shape_.input;
+          if (lane == kGroupRows - 1) Transpose(group, kGroupRows, chunk->x + (chunk->rows - lane) * shape_.input);
         }
       }
     }
-    return track->begin < track->end;
+    const int64_t rest = chunk->rows % kGroupRows;
+    if (!arrays_.gates && rest > 0) Transpose(group, rest, chunk->x + (chunk->rows - rest) * shape_.input);
+    return chunk->begin < chunk->end;
   }
 
-  /*! \brief One of the equal slices of gates = w_ih x + b_ih + b_hh over the rows of the chunk, unless given. */
-  void Project(const Track& track, int64_t slice, int64_t slices) const {
-    if (arrays_.gates) return;
-    const int64_t first = track.rows * slice / slices;
-    const int64_t rows = track.rows * (slice + 1) / slices - first;
+  /*! \brief gates = w_ih x + b_ih + b_hh over the rows of the chunk. */
+  Projection ProjectionOf(const Track& track, const Chunk& chunk) const {
     const int64_t cols = 4 * shape_.hidden;
-    const int64_t lda = PadRow(shape_.input);
-    kernels_.matmul({rows, cols, shape_.input, track.inputs + first * lda, lda,
-                     arrays_.w_ih + track.direction * cols * shape_.input, track.bias, track.gates + first * cols,
-                     /*descending=*/false});
+    return {chunk.rows, cols,        shape_.input, chunk.x, arrays_.w_ih + track.direction * cols * shape_.input,
+            track.bias, chunk.gates, GatesRow(shape_)};
+  }
+
+  /*! \brief One of the equal slices of the projection of the chunk, unless its gates were given. */
+  void Project(const Track& track, const Chunk& chunk, int64_t slice, int64_t slices) const {
+    if (!arrays_.gates) kernels_.project(ProjectionOf(track, chunk), slice, slices);
   }
 
   /*!
-   * \brief Run the chunk through the recurrence.
+   * \brief Run a chunk through the recurrence, and meanwhile, step by step, project another one if there is one.
    *
-   * Every step reads all of w_hh: 1 MB for 256 units, more than many an L2 cache. Read in the same order each time it
-   * would evict itself just before it is needed; turning round at each end keeps what was read last.
+   * Every step reads all of w_hh: 1 MB for 256 units, as much as a large L2 cache holds. Read in the same order each
+   * time it would evict itself just before it is needed; turning round at each end keeps what was read last.
    */
-  void Recur(const Track& track) const {
+  void Recur(const Track& track, const Chunk& chunk, const Chunk* next = nullptr) const {
     const int64_t hidden = shape_.hidden, cols = 4 * hidden, ldh = PadRow(hidden);
     const float* w_hh = arrays_.w_hh + track.direction * cols * hidden;
-    float* gates = track.gates;
-    for (int64_t s = track.begin; s < track.end; ++s) {
+    float* gates = chunk.gates;
+    for (int64_t s = chunk.begin; s < chunk.end; ++s) {
       const int64_t active = Active(track, s);
-      kernels_.matmul({active, cols, hidden, track.h, ldh, w_hh, nullptr, gates, /*descending=*/s % 2 == 1});
-      for (int64_t j = 0; j < active; ++j, gates += cols) {
+      const Recurrence step = {active, cols, hidden, track.h, ldh, w_hh, gates, GatesRow(shape_), /*descending=*/s % 2 == 1};
+      if (next) {
+        kernels_.recur_and_project(step, ProjectionOf(track, *next), s - chunk.begin, chunk.end - chunk.begin);
+      } else {
+        kernels_.recur(step);
+      }
+      for (int64_t j = 0; j < active; ++j, gates += GatesRow(shape_)) {
         kernels_.cell(hidden, gates, track.c + j * ldh, track.h + j * ldh, Output(track, j, Time(track, j, s)));
       }
     }
+  }
+
+  /*! \brief All steps of a track, on one thread. */
+  void RunTrack(Track* track, int64_t steps) const {
+    Start(track);
+    if (track->size > 1 || arrays_.gates || !kernels_.recur_and_project) {
+      Chunk& chunk = track->chunk;
+      while (Gather(*track, chunk.end, steps, &chunk)) {
+        Project(*track, chunk, 0, 1);
+        Recur(*track, chunk);
+      }
+    } else {
+      // Two chunks share the memory of one: while one recurs, the next is projected.
+      const int64_t half = kGroupRows;
+      Chunk now = track->chunk, next = now;
+      next.x += half * shape_.input;
+      next.gates += half * GatesRow(shape_);
+      Gather(*track, 0, half, &now);
+      Project(*track, now, 0, 1);
+      while (Gather(*track, now.end, half, &next)) {
+        Recur(*track, now, &next);
+        std::swap(now, next);
+      }
+      Recur(*track, now);
+    }
+    Finish(*track);
   }
 
   /*! \brief Write the final states where wanted: a sample's state has not moved since its last step. */
@@ -186,6 +233,14 @@ class Runner {
 
   float* Output(const Track& track, int64_t j, int64_t t) const {
     return arrays_.y + ((track.samples[j] * shape_.steps + t) * 2 + track.direction) * shape_.hidden;
+  }
+
+  /*! \brief Make lanes of at most kGroupRows rows of x; zeros in the rest. */
+  void Transpose(const float* const* rows, int64_t count, float* to) const {
+    for (int64_t k = 0; k < shape_.input; ++k, to += kGroupRows) {
+      for (int64_t i = 0; i < count; ++i) to[i] = rows[i][k];
+      std::fill(to + count, to + kGroupRows, 0.0f);
+    }
   }
 
   void LoadState(const float* from, int64_t offset, float* to) const {
@@ -304,25 +359,23 @@ void Run(const Shape& shape, const Arrays& arrays, const Executor& executor, voi
 
   if (plan.slices == 1) {
     // Enough tracks for the threads: they never wait for one another.
-    parallel_for(plan.tracks(), [&](int64_t i) {
-      runner.Start(&tracks[i]);
-      while (runner.Advance(&tracks[i], plan.steps_per_chunk)) {
-        runner.Project(tracks[i], 0, 1);
-        runner.Recur(tracks[i]);
-      }
-      runner.Finish(tracks[i]);
-    });
+    parallel_for(plan.tracks(), [&](int64_t i) { runner.RunTrack(&tracks[i], plan.steps_per_chunk); });
     return;
   }
   // Threads to spare: all share the projection of a chunk, then one per track runs the recurrence.
   for (int64_t i = 0; i < plan.tracks(); ++i) runner.Start(&tracks[i]);
   for (bool more = true; more;) {
     more = false;
-    for (int64_t i = 0; i < plan.tracks(); ++i) more |= runner.Advance(&tracks[i], plan.steps_per_chunk);
+    for (int64_t i = 0; i < plan.tracks(); ++i) {
+      Chunk& chunk = tracks[i].chunk;
+      more |= runner.Gather(tracks[i], chunk.end, plan.steps_per_chunk, &chunk);
+    }
     if (!more) break;
-    parallel_for(plan.tracks() * plan.slices,
-                 [&](int64_t i) { runner.Project(tracks[i / plan.slices], i % plan.slices, plan.slices); });
-    parallel_for(plan.tracks(), [&](int64_t i) { runner.Recur(tracks[i]); });
+    parallel_for(plan.tracks() * plan.slices, [&](int64_t i) {
+      const Track& track = tracks[i / plan.slices];
+      runner.Project(track, track.chunk, i % plan.slices, plan.slices);
+    });
+    parallel_for(plan.tracks(), [&](int64_t i) { runner.Recur(tracks[i], tracks[i].chunk); });
   }
   for (int64_t i = 0; i < plan.tracks(); ++i) runner.Finish(tracks[i]);
 }

@@ -163,7 +163,7 @@ void Check(Problem p) {
   }
 }
 
-// Sizes around the vectors (4, 8, 16), the column block (8) and the row tiles (3, 6), and far from them.
+// Sizes around the vectors (4, 8, 16), the column block (8), the row tiles (3, 6) and the groups of 32 rows, and far from them.
 void Grid() {
   for (int64_t hidden : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64}) {
     for (int64_t input : {1, 3, 8, 16, 17, 40}) Check({input, hidden, 6, {4, 6, 1}});
@@ -192,6 +192,16 @@ void Long() {
 #else
   Check({640, 256, 512, {65, 512}, true});
 #endif
+}
+
+// One sample with the model's hidden size: the recurrence of a chunk of 32 rows may run beside the projection of the
+// next one, unless there are threads for both. Inputs around the 32 terms of a block, too short for all of the
+// recurrence, and the model's; lengths around one and several chunks.
+void Beside() {
+  for (int64_t input : {1, 31, 33, 100, 640}) {
+    for (int64_t length : {1, 32, 33, 49, 97}) Check({input, 256, 100, {length}, input == 100});
+  }
+  for (int64_t hidden : {3, 12, 64}) Check({40, hidden, 100, {97}});
 }
 
 void States() {
@@ -325,7 +335,7 @@ struct Case {
   void (*run)();
 };
 
-constexpr Case kCases[] = {{"grid", Grid},           {"lengths", Lengths},  {"long", Long},
+constexpr Case kCases[] = {{"grid", Grid},           {"lengths", Lengths},  {"long", Long}, {"beside", Beside},
                            {"states", States},       {"threads", Threads},  {"poison", Poison},
                            {"alignment", Alignment}, {"extremes", Extremes}, {"recurrence", Recurrence}};
 

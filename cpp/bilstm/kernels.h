@@ -1,6 +1,6 @@
 /*!
  * \file kernels.h
- * \brief The two inner kernels that exist once per instruction set; bilstm.cc schedules them.
+ * \brief The inner kernels that exist once per instruction set; bilstm.cc schedules them.
  */
 #ifndef KOKORO_TVM_BILSTM_KERNELS_H_
 #define KOKORO_TVM_BILSTM_KERNELS_H_
@@ -13,26 +13,52 @@ namespace bilstm {
 /*! \brief Rows of scratch matrices are padded to this many floats, one cache line, so that they start on one. */
 constexpr int64_t kRowAlign = 16;
 
+/*! \brief Rows that a projection takes at a time, as lanes. */
+constexpr int64_t kGroupRows = 32;
+
 /*!
- * \brief c[m, n] = dot(a[m, :], w[n, :]) + (bias ? bias[n] : c[m, n]).
+ * \brief gates = x w^T + bias: many rows at once, each in a lane of its own, so that no sum crosses lanes.
  *
- * Both operands have the summed dimension innermost, as PyTorch stores weights: nothing has to be packed. Every dot
- * product is summed in the same order wherever its row falls in a tile, so that splitting the rows changes no bit.
+ * Every sum is added up in the same order wherever its row falls, so that splitting the rows changes no bit.
  */
-struct Matmul {
-  int64_t rows;       //!< of a and c
-  int64_t cols;       //!< of c, rows of w: a multiple of 4
-  int64_t depth;      //!< length of the dot products
-  const float* a;     //!< [rows, lda]
-  int64_t lda;        //
-  const float* w;     //!< [cols, depth], dense
-  const float* bias;  //!< [cols], or null to accumulate onto c
-  float* c;           //!< [rows, cols], dense
-  bool descending;    //!< walk through w from its end: see Recur in bilstm.cc
+struct Projection {
+  int64_t rows;       //!< of x and gates
+  int64_t cols;       //!< of gates, rows of w: a multiple of 4
+  int64_t depth;      //!< length of the sums
+  const float* x;     //!< [ceil(rows / kGroupRows), depth, kGroupRows]: transposed, any finite number in lanes past the rows
+  const float* w;     //!< [cols, depth], dense, as PyTorch stores it: nothing has to be packed
+  const float* bias;  //!< [cols]
+  float* gates;       //!< [rows, ld_gates]
+  int64_t ld_gates;   //
+};
+
+/*!
+ * \brief gates += h w^T: one row for each running sample, so w is what has to be moved.
+ *
+ * Lanes run along the summed dimension. Here too the order of a sum does not depend on its row.
+ */
+struct Recurrence {
+  int64_t rows;     //!< of h and gates
+  int64_t cols;     //!< of gates, rows of w: a multiple of 4
+  int64_t depth;    //!< length of the dot products
+  const float* h;   //!< [rows, ldh]
+  int64_t ldh;      //
+  const float* w;   //!< [cols, depth], dense
+  float* gates;     //!< [rows, ld_gates]
+  int64_t ld_gates;  //
+  bool descending;  //!< walk through w from its end: see Recur in bilstm.cc
 };
 
 struct Kernels {
-  void (*matmul)(const Matmul& args);
+  /*! \brief The part-th of `parts` equal shares of the columns. */
+  void (*project)(const Projection& args, int64_t part, int64_t parts);
+  void (*recur)(const Recurrence& args);
+  /*!
+   * \brief Both, with the same bits: recur for one row, and a share of the columns of an unrelated projection.
+   *
+   * One waits for the cache and the other for the arithmetic. Null where the registers do not suffice.
+   */
+  void (*recur_and_project)(const Recurrence& args, const Projection& other, int64_t part, int64_t parts);
   /*! \brief One step of one sample: gates [4, hidden] before activation -> c [hidden] in place, h and y [hidden]. */
   void (*cell)(int64_t hidden, const float* gates, float* c, float* h, float* y);
 };

@@ -11,6 +11,8 @@ struct Avx2 {
   using Reg = __m256;
   static constexpr int64_t kLanes = 8;
   static constexpr int kMaxRows = 3;
+  static constexpr int kVectors = 2, kCols = 4;
+  static constexpr bool kSide = false;
 
   static Reg Zero() { return _mm256_setzero_ps(); }
   static Reg Set(float v) { return _mm256_set1_ps(v); }
@@ -36,20 +38,31 @@ struct Avx2 {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
-  static void StoreSums4(float* out, const float* addend, Reg a, Reg b, Reg c, Reg d) {
+  static void AddSums4(float* out, Reg a, Reg b, Reg c, Reg d) {
     // Half of a transposition, then sums: fewer micro-operations than horizontal additions.
     const __m256d ab = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
     const __m256d cd = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
     const Reg pairs =
         _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
     const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
-    _mm_storeu_ps(out, _mm_add_ps(sums, _mm_loadu_ps(addend)));
+    _mm_storeu_ps(out, _mm_add_ps(sums, _mm_loadu_ps(out)));
+  }
+  static void StoreColumns4(float* out, int64_t ld, int64_t n, Reg a, Reg b, Reg c, Reg d) {
+    // 4 x 4 transpositions in each 128-bit part.
+    const __m256d ab_low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), ab_high = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+    const __m256d cd_low = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)), cd_high = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+    const Reg rows[4] = {_mm256_castpd_ps(_mm256_unpacklo_pd(ab_low, cd_low)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab_low, cd_low)),
+                         _mm256_castpd_ps(_mm256_unpacklo_pd(ab_high, cd_high)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab_high, cd_high))};
+    Unroll<4>([&](int i) {
+      if (i < n) _mm_storeu_ps(out + i * ld, _mm256_castps256_ps128(rows[i]));
+      if (i + 4 < n) _mm_storeu_ps(out + (i + 4) * ld, _mm256_extractf128_ps(rows[i], 1));
+    });
   }
 };
 
 }  // namespace
 
-const Kernels kAvx2Kernels = {MatmulKernel<Avx2>, CellKernel<Avx2>};
+const Kernels kAvx2Kernels = {ProjectKernel<Avx2>, RecurKernel<Avx2>, nullptr, CellKernel<Avx2>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm

@@ -11,6 +11,8 @@ struct Avx512 {
   using Reg = __m512;
   static constexpr int64_t kLanes = 16;
   static constexpr int kMaxRows = 6;
+  static constexpr int kVectors = 2, kCols = 8;
+  static constexpr bool kSide = true;
 
   static Reg Zero() { return _mm512_setzero_ps(); }
   static Reg Set(float v) { return _mm512_set1_ps(v); }
@@ -42,16 +44,29 @@ struct Avx512 {
     const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
     return _mm256_add_ps(_mm512_castps512_ps256(v), upper);
   }
-  static void StoreSums4(float* out, const float* addend, Reg a, Reg b, Reg c, Reg d) {
+  static void AddSums4(float* out, Reg a, Reg b, Reg c, Reg d) {
     const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(Halve(a), Halve(b)), _mm256_hadd_ps(Halve(c), Halve(d)));
     const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
-    _mm_storeu_ps(out, _mm_add_ps(sums, _mm_loadu_ps(addend)));
+    _mm_storeu_ps(out, _mm_add_ps(sums, _mm_loadu_ps(out)));
+  }
+  static void StoreColumns4(float* out, int64_t ld, int64_t n, Reg a, Reg b, Reg c, Reg d) {
+    // 4 x 4 transpositions in each 128-bit part.
+    const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+    const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d)), cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+    const Reg rows[4] = {_mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low)),
+                         _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high))};
+    Unroll<4>([&](int i) {
+      if (i < n) _mm_storeu_ps(out + i * ld, _mm512_castps512_ps128(rows[i]));
+      if (i + 4 < n) _mm_storeu_ps(out + (i + 4) * ld, _mm512_extractf32x4_ps(rows[i], 1));
+      if (i + 8 < n) _mm_storeu_ps(out + (i + 8) * ld, _mm512_extractf32x4_ps(rows[i], 2));
+      if (i + 12 < n) _mm_storeu_ps(out + (i + 12) * ld, _mm512_extractf32x4_ps(rows[i], 3));
+    });
   }
 };
 
 }  // namespace
 
-const Kernels kAvx512Kernels = {MatmulKernel<Avx512>, CellKernel<Avx512>};
+const Kernels kAvx512Kernels = {ProjectKernel<Avx512>, RecurKernel<Avx512>, RecurAndProjectKernel<Avx512>, CellKernel<Avx512>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm

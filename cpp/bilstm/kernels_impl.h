@@ -9,8 +9,10 @@
  * V provides: Reg, kLanes, kMaxRows (rows of a that fit the register file beside 4 rows of w), Zero, Set, Load, Store,
  * LoadPartial (zeros in the rest) and StorePartial of the first n lanes, Add, Sub, Mul, Div, MulAdd(a, b, c) = a b + c,
  * Max(a, b) and Min(a, b) that return b where b is NaN, Abs, CopySign(magnitude, sign), Round (to nearest),
- * Pow2 of an integral value in [-126, 127], and StoreSums4(out, addend, a, b, c, d): out[i] = addend[i] + sum of the
- * lanes of the i-th register.
+ * Pow2 of an integral value in [-126, 127], and AddSums4(out, a, b, c, d): out[i] += sum of the lanes of the i-th
+ * register; StoreColumns4(out, ld, n, a, b, c, d): the i-th of the first n lanes of the four side by side at
+ * out + i ld. For the projection: kVectors of rows by kCols columns (a multiple of 4) that fit the register file beside
+ * kVectors of x; kSide, whether the recurrence fits in beside them.
  */
 #ifndef KOKORO_TVM_BILSTM_KERNELS_IMPL_H_
 #define KOKORO_TVM_BILSTM_KERNELS_IMPL_H_
@@ -54,13 +56,13 @@ inline const float* Opaque(const float* p) {
 }
 
 /*!
- * \brief c[kRows, kCols] = a w^T + addend. Meanwhile kPrefetch rows of w, from `next` on, are brought into the cache.
+ * \brief c[kRows, kCols] += a w^T. Meanwhile kPrefetch rows of w, from `next` on, are brought into the cache.
  *
  * For 3 x 4, the sums, x and wn are exactly the 16 registers of AVX2.
  */
 template <class V, int kRows, int kCols, int kPrefetch>
 KOKORO_TVM_FLATTEN void Tile(const float* a, int64_t lda, const float* w, int64_t depth, const float* next,
-                             const float* addend, int64_t ld_addend, float* c, int64_t ldc) {
+                             float* c, int64_t ldc) {
   using Reg = typename V::Reg;
   constexpr int kSums = kRows * kCols;
   constexpr int64_t kStep = kBlock * V::kLanes;
@@ -99,50 +101,48 @@ KOKORO_TVM_FLATTEN void Tile(const float* a, int64_t lda, const float* w, int64_
   Unroll<kRows>([&](int m) {
     Unroll<kCols / 4>([&](int q) {
       const Reg* s = sum + 4 * q * kRows + m;
-      V::StoreSums4(c + m * ldc + 4 * q, addend + m * ld_addend + 4 * q, s[0], s[kRows], s[2 * kRows], s[3 * kRows]);
+      V::AddSums4(c + m * ldc + 4 * q, s[0], s[kRows], s[2 * kRows], s[3 * kRows]);
     });
   });
 }
 
 /*! \brief Some columns of `rows` <= kRows rows of c. Each tile prefetches kPrefetch rows of w, from next_col on. */
 template <class V, int kRows, int kPrefetch>
-inline void TileRow(int64_t rows, const Matmul& g, int64_t row, int64_t col, int64_t cols, int64_t next_col) {
+inline void TileRow(int64_t rows, const Recurrence& g, int64_t row, int64_t col, int64_t cols, int64_t next_col) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return TileRow<V, kRows - 1, kPrefetch>(rows, g, row, col, cols, next_col);
   }
-  const float* a = g.a + row * g.lda;
-  float* c = g.c + row * g.cols;
+  const float* h = g.h + row * g.ldh;
+  float* c = g.gates + row * g.ld_gates;
   for (int64_t end = col + cols; col < end; col += 4, next_col += kPrefetch) {
     const int64_t next = next_col + kPrefetch <= g.cols ? next_col : 0;  // the last block may be narrower
-    Tile<V, kRows, 4, kPrefetch>(a, g.lda, g.w + col * g.depth, g.depth, g.w + next * g.depth,
-                              g.bias ? g.bias + col : c + col, g.bias ? 0 : g.cols, c + col, g.cols);
+    Tile<V, kRows, 4, kPrefetch>(h, g.ldh, g.w + col * g.depth, g.depth, g.w + next * g.depth, c + col, g.ld_gates);
   }
 }
 
 /*!
- * \brief MatmulKernel for one row, which waits for w and not for the arithmetic: 8 columns, which is enough sums to
- * hide the latency of an addition, while the next 8 are fetched.
+ * \brief RecurKernel for one row, from the first-th block of 8 columns on. It waits for w and not for the arithmetic: 8
+ * columns, which is enough sums to hide the latency of an addition, while the next 8 are fetched.
  */
 template <class V>
-void MatvecKernel(const Matmul& g) {
+void RecurOne(const Recurrence& g, int64_t first) {
   const int64_t blocks = (g.cols + 7) / 8;
-  const float* addend = g.bias ? g.bias : g.c;
-  for (int64_t i = 0; i < blocks; ++i) {
+  for (int64_t i = first; i < blocks; ++i) {
     const int64_t col = 8 * (g.descending ? blocks - 1 - i : i);
     const int64_t next_col = g.descending ? col - 8 : col + 8;
     const float* w = g.w + col * g.depth;
     const float* next = g.w + (next_col >= 0 && next_col + 8 <= g.cols ? next_col * g.depth : 0);
     if (col + 8 <= g.cols) {
-      Tile<V, 1, 8, 8>(g.a, 0, w, g.depth, next, addend + col, 0, g.c + col, 0);
+      Tile<V, 1, 8, 8>(g.h, 0, w, g.depth, next, g.gates + col, 0);
     } else {
-      Tile<V, 1, 4, 0>(g.a, 0, w, g.depth, next, addend + col, 0, g.c + col, 0);
+      Tile<V, 1, 4, 0>(g.h, 0, w, g.depth, next, g.gates + col, 0);
     }
   }
 }
 
 template <class V>
-void MatmulKernel(const Matmul& g) {
-  if (g.rows == 1) return MatvecKernel<V>(g);
+void RecurKernel(const Recurrence& g) {
+  if (g.rows == 1) return RecurOne<V>(g, 0);
   const int64_t blocks = (g.cols + kBlockCols - 1) / kBlockCols;
   const int64_t tiles = (g.rows + V::kMaxRows - 1) / V::kMaxRows;
   for (int64_t i = 0; i < blocks; ++i) {
@@ -170,6 +170,151 @@ void MatmulKernel(const Matmul& g) {
       row += rows;
     }
   }
+}
+
+// Terms of a projection that are added up from zero before they join a total. With two totals that take turns, the
+// rounding of 640 terms is that of a tree of 8 lanes.
+constexpr int kTerms = 32;
+
+// A recurrence of this depth, the model's, can run beside a projection: its rows' addresses are then constants.
+constexpr int kSideDepth = 256;
+
+/*! \brief The recurrence that runs beside a projection, in blocks of 8 columns. */
+struct Side {
+  const float* h;
+  const float* w;  // of the next block
+  float* gates;    // of the next block
+  int64_t step;    // from one block to the next: 8 or -8 columns
+  int64_t blocks;  // still to do
+  int64_t stop;    // so many must remain for later
+};
+
+/*! \brief One block, 8 columns, of the recurrence; beside(i) runs beside the i-th vector. */
+template <class V, class F>
+inline void SideBlock(Side* side, const F& beside) {
+  using Reg = typename V::Reg;
+  Reg sum[8];
+  Unroll<8>([&](int n) { sum[n] = V::Zero(); });
+  const float* w = side->w;
+  Unroll<kSideDepth / V::kLanes>([&](int i) {
+    beside(i);
+    const Reg h = V::Load(side->h + i * V::kLanes);
+    Unroll<8>([&](int n) { sum[n] = V::MulAdd(h, V::Load(w + n * kSideDepth + i * V::kLanes), sum[n]); });
+  });
+  Unroll<8>([&](int n) { sum[n] = V::Add(V::Zero(), sum[n]); });  // to the bit as Tile does
+  Unroll<2>([&](int q) {
+    V::AddSums4(side->gates + 4 * q, sum[4 * q], sum[4 * q + 1], sum[4 * q + 2], sum[4 * q + 3]);
+  });
+  side->w += side->step * kSideDepth;
+  side->gates += side->step;
+  --side->blocks;
+}
+
+/*! \brief gates[rows, kCols] = x w^T + bias for kVectors vectors of rows, and as many blocks of `side` as fit in. */
+template <class V, int kVectors, int kCols>
+KOKORO_TVM_FLATTEN void Panel(const float* x, const float* w, int64_t depth, const float* bias, float* gates,
+                              int64_t ld_gates, int64_t rows, Side* side) {
+  using Reg = typename V::Reg;
+  constexpr int kSums = kVectors * kCols;
+  constexpr int kSideBlocks = kTerms * V::kLanes / kSideDepth;  // in the time of kTerms terms
+  const float* w_row[kCols];
+  Unroll<kCols>([&](int n) { w_row[n] = Opaque(w + n * depth); });
+  Reg sum[kSums], totals[2][kSums];
+  Unroll<kSums>([&](int i) { sum[i] = totals[0][i] = totals[1][i] = V::Zero(); });
+  const auto add = [&](int64_t k) {
+    Reg xm[kVectors];
+    Unroll<kVectors>([&](int m) { xm[m] = V::Load(x + k * kGroupRows + m * V::kLanes); });
+    Unroll<kCols>([&](int n) {
+      const Reg wn = V::Set(w_row[n][k]);
+      Unroll<kVectors>([&](int m) { sum[n * kVectors + m] = V::MulAdd(xm[m], wn, sum[n * kVectors + m]); });
+    });
+  };
+  int64_t k = 0;
+  for (Reg* total = totals[0]; k + kTerms <= depth; k += kTerms, total = totals[total == totals[0]]) {
+    // The columns join their totals one after the other, each after its own kTerms: stores in a burst would block.
+    const auto add_term = [&](int i) {
+      constexpr int kPeriod = kTerms / kCols;
+      add(k + i);
+      if (i % kPeriod == kPeriod - 1) {
+        Unroll<kVectors>([&](int m) {
+          const int j = i / kPeriod * kVectors + m;
+          total[j] = V::Add(total[j], sum[j]);
+          sum[j] = V::Zero();
+        });
+      }
+    };
+    if constexpr (V::kSide) {
+      if (side && side->blocks >= side->stop + kSideBlocks) {
+        Unroll<kSideBlocks>([&](int b) { SideBlock<V>(side, [&](int i) { add_term(b * kTerms / kSideBlocks + i); }); });
+        continue;
+      }
+    }
+    Unroll<kTerms>(add_term);
+  }
+  for (; k < depth; ++k) add(k);
+  Reg out[kSums];
+  Unroll<kSums>([&](int i) {
+    out[i] = V::Add(V::Add(V::Add(totals[0][i], totals[1][i]), sum[i]), V::Set(bias[i / kVectors]));
+  });
+  Unroll<kVectors>([&](int m) {
+    const int64_t left = rows - m * V::kLanes;
+    Unroll<kCols / 4>([&](int q) {
+      const Reg* columns = out + 4 * q * kVectors + m;
+      V::StoreColumns4(gates + m * V::kLanes * ld_gates + 4 * q, ld_gates, left < V::kLanes ? left : V::kLanes,
+                       columns[0], columns[kVectors], columns[2 * kVectors], columns[3 * kVectors]);
+    });
+  });
+}
+
+/*! \brief kCols columns of all rows. */
+template <class V, int kCols>
+inline void PanelColumn(const Projection& p, int64_t col, Side* side) {
+  constexpr int64_t kStep = V::kVectors * V::kLanes;
+  const float* w = p.w + col * p.depth;
+  for (int64_t row = 0; row < p.rows; row += kStep) {
+    const float* x = p.x + row / kGroupRows * kGroupRows * p.depth + row % kGroupRows;
+    float* gates = p.gates + row * p.ld_gates + col;
+    const int64_t rows = p.rows - row;
+    if (2 * rows <= kStep) {
+      Panel<V, V::kVectors / 2, kCols>(x, w, p.depth, p.bias + col, gates, p.ld_gates, rows, side);
+    } else {
+      Panel<V, V::kVectors, kCols>(x, w, p.depth, p.bias + col, gates, p.ld_gates, rows < kStep ? rows : kStep, side);
+    }
+  }
+}
+
+/*! \brief The part-th of `parts` shares of the columns, with the blocks of `side`, if there is one, spread evenly. */
+template <class V>
+void ProjectColumns(const Projection& p, int64_t part, int64_t parts, Side* side) {
+  const int64_t panels = (p.cols + V::kCols - 1) / V::kCols;
+  const int64_t end = panels * (part + 1) / parts;
+  for (int64_t i = panels * part / parts; i < end; ++i) {
+    const int64_t col = i * V::kCols;
+    if (side) side->stop = side->blocks - side->blocks / (end - i);
+    if (col + V::kCols <= p.cols) {
+      PanelColumn<V, V::kCols>(p, col, side);
+    } else {
+      PanelColumn<V, 4>(p, col, side);
+    }
+  }
+}
+
+template <class V>
+void ProjectKernel(const Projection& p, int64_t part, int64_t parts) {
+  ProjectColumns<V>(p, part, parts, nullptr);
+}
+
+template <class V>
+void RecurAndProjectKernel(const Recurrence& g, const Projection& p, int64_t part, int64_t parts) {
+  const int64_t blocks = g.cols / 8;
+  if (g.depth != kSideDepth) {
+    RecurOne<V>(g, 0);
+    return ProjectColumns<V>(p, part, parts, nullptr);
+  }
+  const int64_t col = g.descending ? g.cols - 8 : 0;
+  Side side = {g.h, g.w + col * g.depth, g.gates + col, g.descending ? -8 : 8, blocks, 0};
+  ProjectColumns<V>(p, part, parts, &side);
+  RecurOne<V>(g, blocks - side.blocks);
 }
 
 // exp(x) = scale + scale * p with scale = 2^n, n = round(x / ln 2), and p = exp(x - n ln 2) - 1, accurate relative to

@@ -11,6 +11,8 @@ struct Neon {
   using Reg = float32x4_t;
   static constexpr int64_t kLanes = 4;
   static constexpr int kMaxRows = 6;
+  static constexpr int kVectors = 4, kCols = 4;
+  static constexpr bool kSide = false;
 
   static Reg Zero() { return vdupq_n_f32(0.0f); }
   static Reg Set(float v) { return vdupq_n_f32(v); }
@@ -40,14 +42,21 @@ struct Neon {
   static Reg Pow2(Reg n) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
   }
-  static void StoreSums4(float* out, const float* addend, Reg a, Reg b, Reg c, Reg d) {
-    vst1q_f32(out, vaddq_f32(vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)), vld1q_f32(addend)));
+  static void AddSums4(float* out, Reg a, Reg b, Reg c, Reg d) {
+    vst1q_f32(out, vaddq_f32(vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)), vld1q_f32(out)));
+  }
+  static void StoreColumns4(float* out, int64_t ld, int64_t n, Reg a, Reg b, Reg c, Reg d) {
+    float lanes[16];
+    Store(lanes, a), Store(lanes + 4, b), Store(lanes + 8, c), Store(lanes + 12, d);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < 4; ++j) out[i * ld + j] = lanes[4 * j + i];
+    }
   }
 };
 
 }  // namespace
 
-const Kernels kNeonKernels = {MatmulKernel<Neon>, CellKernel<Neon>};
+const Kernels kNeonKernels = {ProjectKernel<Neon>, RecurKernel<Neon>, nullptr, CellKernel<Neon>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm

@@ -11,6 +11,8 @@ namespace {
 struct Portable {
   static constexpr int64_t kLanes = 4;
   static constexpr int kMaxRows = 3;
+  static constexpr int kVectors = 2, kCols = 4;
+  static constexpr bool kSide = false;
   struct Reg {
     float v[kLanes];
   };
@@ -80,15 +82,22 @@ struct Portable {
     });
   }
   static float Sum(Reg a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
-  static void StoreSums4(float* out, const float* addend, Reg a, Reg b, Reg c, Reg d) {
+  static void AddSums4(float* out, Reg a, Reg b, Reg c, Reg d) {
     const float sums[4] = {Sum(a), Sum(b), Sum(c), Sum(d)};
-    for (int i = 0; i < 4; ++i) out[i] = addend[i] + sums[i];
+    for (int i = 0; i < 4; ++i) out[i] += sums[i];
+  }
+  static void StoreColumns4(float* out, int64_t ld, int64_t n, Reg a, Reg b, Reg c, Reg d) {
+    float lanes[16];
+    Store(lanes, a), Store(lanes + 4, b), Store(lanes + 8, c), Store(lanes + 12, d);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < 4; ++j) out[i * ld + j] = lanes[4 * j + i];
+    }
   }
 };
 
 }  // namespace
 
-const Kernels kPortableKernels = {MatmulKernel<Portable>, CellKernel<Portable>};
+const Kernels kPortableKernels = {ProjectKernel<Portable>, RecurKernel<Portable>, nullptr, CellKernel<Portable>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm
