@@ -13,6 +13,7 @@ namespace {
 // Rows that one thread projects before it runs them through the recurrence. More rows read w_ih from the L3 cache less
 // often; 64 rows of 640 inputs and 4 x 256 gates still leave half of a 1 MB or most of a 512 KB L2 cache.
 constexpr int64_t kChunkRows = 64;
+static_assert(kChunkRows >= 2 * kGroupRows, "RunTrack halves a chunk");
 
 constexpr size_t kCacheLine = 64;
 
@@ -121,7 +122,7 @@ class Runner {
     track->chunk.end = 0;
   }
 
-  /*! \brief Gather the inputs, or the gates, of at most `steps` steps from `begin` on into a chunk. False if none is left. */
+  /*! \brief Gather inputs, or gates, of at most `steps` steps from `begin` on into a chunk. False if none is left. */
   bool Gather(const Track& track, int64_t begin, int64_t steps, Chunk* chunk) const {
     const int64_t cols = 4 * shape_.hidden;
     chunk->begin = begin;
@@ -133,7 +134,8 @@ class Runner {
       for (int64_t j = 0; j < active; ++j, ++chunk->rows) {
         const int64_t row = track.samples[j] * shape_.steps + Time(track, j, s);
         if (arrays_.gates) {
-          std::copy_n(arrays_.gates + (2 * row + track.direction) * cols, cols, chunk->gates + chunk->rows * GatesRow(shape_));
+          std::copy_n(arrays_.gates + (2 * row + track.direction) * cols, cols,
+                      chunk->gates + chunk->rows * GatesRow(shape_));
         } else {
           const int64_t lane = chunk->rows % kGroupRows;
           group[lane] = arrays_.x + row * shape_.input;
@@ -149,8 +151,8 @@ class Runner {
   /*! \brief gates = w_ih x + b_ih + b_hh over the rows of the chunk. */
   Projection ProjectionOf(const Track& track, const Chunk& chunk) const {
     const int64_t cols = 4 * shape_.hidden;
-    return {chunk.rows, cols,        shape_.input, chunk.x, arrays_.w_ih + track.direction * cols * shape_.input,
-            track.bias, chunk.gates, GatesRow(shape_)};
+    const float* w_ih = arrays_.w_ih + track.direction * cols * shape_.input;
+    return {chunk.rows, cols, shape_.input, chunk.x, w_ih, track.bias, chunk.gates, GatesRow(shape_)};
   }
 
   /*! \brief One of the equal slices of the projection of the chunk, unless its gates were given. */
@@ -170,7 +172,8 @@ class Runner {
     float* gates = chunk.gates;
     for (int64_t s = chunk.begin; s < chunk.end; ++s) {
       const int64_t active = Active(track, s);
-      const Recurrence step = {active, cols, hidden, track.h, ldh, w_hh, gates, GatesRow(shape_), /*descending=*/s % 2 == 1};
+      const bool descending = s % 2 == 1;
+      const Recurrence step = {active, cols, hidden, track.h, ldh, w_hh, gates, GatesRow(shape_), descending};
       if (next) {
         kernels_.recur_and_project(step, ProjectionOf(track, *next), s - chunk.begin, chunk.end - chunk.begin);
       } else {

@@ -196,12 +196,17 @@ void Long() {
 
 // One sample with the model's hidden size: the recurrence of a chunk of 32 rows may run beside the projection of the
 // next one, unless there are threads for both. Inputs around the 32 terms of a block, too short for all of the
-// recurrence, and the model's; lengths around one and several chunks.
+// recurrence, and the model's; lengths around one and several chunks. Fewer of them under sanitizers.
 void Beside() {
-  for (int64_t input : {1, 31, 33, 100, 640}) {
-    for (int64_t length : {1, 32, 33, 49, 97}) Check({input, 256, 100, {length}, input == 100});
+  Check({1, 256, 40, {33}});
+  Check({33, 256, 100, {49}, true});
+  Check({40, 12, 100, {97}});
+#if !defined(__SANITIZE_ADDRESS__)
+  for (int64_t input : {31, 100, 512, 640}) {
+    for (int64_t length : {1, 32, 64, 97}) Check({input, 256, 100, {length}});
   }
-  for (int64_t hidden : {3, 12, 64}) Check({40, hidden, 100, {97}});
+  Check({40, 64, 100, {97}});
+#endif
 }
 
 void States() {
@@ -335,9 +340,10 @@ struct Case {
   void (*run)();
 };
 
-constexpr Case kCases[] = {{"grid", Grid},           {"lengths", Lengths},  {"long", Long}, {"beside", Beside},
-                           {"states", States},       {"threads", Threads},  {"poison", Poison},
-                           {"alignment", Alignment}, {"extremes", Extremes}, {"recurrence", Recurrence}};
+constexpr Case kCases[] = {{"grid", Grid},           {"lengths", Lengths},  {"long", Long},
+                           {"beside", Beside},       {"states", States},    {"threads", Threads},
+                           {"poison", Poison},       {"alignment", Alignment}, {"extremes", Extremes},
+                           {"recurrence", Recurrence}};
 
 }  // namespace
 

@@ -25,7 +25,7 @@ struct Projection {
   int64_t rows;       //!< of x and gates
   int64_t cols;       //!< of gates, rows of w: a multiple of 4
   int64_t depth;      //!< length of the sums
-  const float* x;     //!< [ceil(rows / kGroupRows), depth, kGroupRows]: transposed, any finite number in lanes past the rows
+  const float* x;     //!< [ceil(rows / kGroupRows), depth, kGroupRows]: transposed, zeros in lanes past the rows
   const float* w;     //!< [cols, depth], dense, as PyTorch stores it: nothing has to be packed
   const float* bias;  //!< [cols]
   float* gates;       //!< [rows, ld_gates]
@@ -38,15 +38,15 @@ struct Projection {
  * Lanes run along the summed dimension. Here too the order of a sum does not depend on its row.
  */
 struct Recurrence {
-  int64_t rows;     //!< of h and gates
-  int64_t cols;     //!< of gates, rows of w: a multiple of 4
-  int64_t depth;    //!< length of the dot products
-  const float* h;   //!< [rows, ldh]
-  int64_t ldh;      //
-  const float* w;   //!< [cols, depth], dense
-  float* gates;     //!< [rows, ld_gates]
+  int64_t rows;      //!< of h and gates
+  int64_t cols;      //!< of gates, rows of w: a multiple of 4
+  int64_t depth;     //!< length of the dot products
+  const float* h;    //!< [rows, ldh]
+  int64_t ldh;       //
+  const float* w;    //!< [cols, depth], dense
+  float* gates;      //!< [rows, ld_gates]
   int64_t ld_gates;  //
-  bool descending;  //!< walk through w from its end: see Recur in bilstm.cc
+  bool descending;   //!< walk through w from its end: see Recur in bilstm.cc
 };
 
 struct Kernels {

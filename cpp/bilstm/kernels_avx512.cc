@@ -51,10 +51,12 @@ struct Avx512 {
   }
   static void StoreColumns4(float* out, int64_t ld, int64_t n, Reg a, Reg b, Reg c, Reg d) {
     // 4 x 4 transpositions in each 128-bit part.
-    const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
-    const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d)), cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
-    const Reg rows[4] = {_mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low)),
-                         _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high))};
+    const auto low = [](Reg p, Reg q) { return _mm512_castps_pd(_mm512_unpacklo_ps(p, q)); };
+    const auto high = [](Reg p, Reg q) { return _mm512_castps_pd(_mm512_unpackhi_ps(p, q)); };
+    const Reg rows[4] = {_mm512_castpd_ps(_mm512_unpacklo_pd(low(a, b), low(c, d))),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(low(a, b), low(c, d))),
+                         _mm512_castpd_ps(_mm512_unpacklo_pd(high(a, b), high(c, d))),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(high(a, b), high(c, d)))};
     Unroll<4>([&](int i) {
       if (i < n) _mm_storeu_ps(out + i * ld, _mm512_castps512_ps128(rows[i]));
       if (i + 4 < n) _mm_storeu_ps(out + (i + 4) * ld, _mm512_extractf32x4_ps(rows[i], 1));
@@ -66,7 +68,8 @@ struct Avx512 {
 
 }  // namespace
 
-const Kernels kAvx512Kernels = {ProjectKernel<Avx512>, RecurKernel<Avx512>, RecurAndProjectKernel<Avx512>, CellKernel<Avx512>};
+const Kernels kAvx512Kernels = {ProjectKernel<Avx512>, RecurKernel<Avx512>, RecurAndProjectKernel<Avx512>,
+                                CellKernel<Avx512>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm

@@ -61,6 +61,19 @@ def test_missing_library_says_how_to_build_it(tmp_path: Path, monkeypatch: pytes
             load.__wrapped__()
 
 
+def test_what_was_built_last_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dirs = [tmp_path / "installed", tmp_path / "missing", tmp_path / "by_hand"]
+    monkeypatch.setattr(native, "_library_dirs", lambda: dirs)
+    files = [dirs[0] / "a.so", dirs[2] / "a.so"]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    for old, new in (files, files[::-1]):
+        os.utime(old, (1, 1))
+        os.utime(new, (2, 2))
+        assert native._find(("b.so", "a.so")) == new
+
+
 def test_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / native.EXTERN_LIBRARY).write_bytes(b"not a library")
     monkeypatch.setattr(native, "_library_dirs", lambda: [tmp_path])

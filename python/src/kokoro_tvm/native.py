@@ -34,29 +34,24 @@ _CHECKOUT = _PACKAGE.parents[2]
 
 
 def _library_dirs() -> list[Path]:
-    """Where the libraries may lie, best first.
-
-    A build by hand inside the checkout comes before the installed copy, as whoever made it wants to use it.
-    """
-    dirs = []
+    """Where the libraries may lie: an installation, an editable one, a build by hand inside the checkout."""
+    # An editable install leaves the sources in the checkout and puts the libraries into the second.
+    dirs = [_PACKAGE / "lib", Path(sysconfig.get_path("platlib")) / "kokoro_tvm" / "lib"]
     if (_CHECKOUT / "CMakeLists.txt").is_file():
         dirs.append(_CHECKOUT / "build" / "native" / "lib")
-    dirs.append(_PACKAGE / "lib")
-    # An editable install leaves the sources in the checkout and puts the libraries here.
-    dirs.append(Path(sysconfig.get_path("platlib")) / "kokoro_tvm" / "lib")
     return dirs
 
 
 def _find(names: tuple[str, ...]) -> Path:
-    """The first existing file of these names.
+    """The file of one of these names that was built last: neither an old build by hand nor an old installation wins.
 
     Raises:
         ToolchainError: There is none; the message says how to build it.
     """
     dirs = _library_dirs()
-    for path in (d / name for d in dirs for name in names):
-        if path.is_file():
-            return path
+    found = [path for path in (d / name for d in dirs for name in names) if path.is_file()]
+    if found:
+        return max(found, key=lambda path: path.stat().st_mtime_ns)
     raise ToolchainError(
         f"{names[0]} not found in {', '.join(map(str, dirs))}. Build it with `pip install .` or, in a checkout, "
         "`cmake -S . -B build/native && cmake --build build/native`"

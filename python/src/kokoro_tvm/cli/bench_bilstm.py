@@ -1,8 +1,8 @@
 """Time the bidirectional LSTM extern against PyTorch's packed ``nn.LSTM``, side by side.
 
-Both compute the same thing with the same number of threads: input 640, hidden 256, as in Kokoro. They take turns, so
-that a busy machine hurts both alike, and the medians are compared. The extern is called as a compiled model calls it:
-through tvm-ffi, on TVM's thread pool. What it is not: a benchmark of the whole model.
+Both compute the same thing with the same number of threads: input 640, hidden 256, as in Kokoro. They take turns in
+rounds over all cases, so that a busy machine hurts all alike, and the medians are compared. The extern is called as a
+compiled model calls it: through tvm-ffi, on TVM's thread pool. What it is not: a benchmark of the whole model.
 
 Usage::
 
@@ -81,21 +81,24 @@ def _configure_threads(threads: int) -> None:
         raise ToolchainError(f"TVM's pool has {got} threads, expected {threads}: set TVM_NUM_THREADS={threads}")
 
 
-def _alternate(first: Callable[[], object], second: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Median times in milliseconds of two functions that take turns for at least ``seconds`` and 11 rounds.
+def _take_turns(cases: Sequence[tuple[Callable[[], object], Callable[[], object]]], seconds: float) -> list[tuple[float, float]]:
+    """Median times in milliseconds of pairs of functions, in rounds over all of them: ``seconds`` long, 11 at least.
 
-    Before its turn a function runs once untimed: its threads are awake then and its weights back in the cache.
+    A bad moment of the machine so hits every case and both sides, and leaves the medians alone. Before its turn a
+    function runs once untimed: its threads are awake then and its weights back in the cache. Each round another side
+    of a pair begins.
     """
-    times: tuple[list[float], list[float]] = ([], [])
+    times: list[tuple[list[float], list[float]]] = [([], []) for _ in cases]
     end = time.perf_counter() + seconds
-    while len(times[0]) < 11 or time.perf_counter() < end:
-        for function, into in zip((first, second), times, strict=True):
-            time.sleep(_PAUSE)
-            function()
-            start = time.perf_counter()
-            function()
-            into.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[0]), statistics.median(times[1])
+    while len(times[0][0]) < 11 or time.perf_counter() < end:
+        for functions, into in zip(cases, times, strict=True):
+            for side in (0, 1) if len(into[0]) % 2 == 0 else (1, 0):
+                time.sleep(_PAUSE)
+                functions[side]()
+                start = time.perf_counter()
+                functions[side]()
+                into[side].append(1e3 * (time.perf_counter() - start))
+    return [(statistics.median(first), statistics.median(second)) for first, second in times]
 
 
 def run(threads: int, seconds: float) -> list[Timing]:
@@ -103,7 +106,7 @@ def run(threads: int, seconds: float) -> list[Timing]:
 
     Args:
         threads: For PyTorch and for TVM.
-        seconds: At least this long per case.
+        seconds: For each case, on average, at least.
 
     Raises:
         InputError: Fewer than one thread, or a time that is not positive.
@@ -130,8 +133,8 @@ def run(threads: int, seconds: float) -> list[Timing]:
         tvm_ffi.from_dlpack(torch.stack([getattr(lstm, f"{name}_l0"), getattr(lstm, f"{name}_l0_reverse")]))
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     ]
-    timings = []
-    for name, sizes in CASES:
+    functions, errors = [], []
+    for _, sizes in CASES:
         lengths = torch.tensor(sizes)
         x = torch.randn(len(sizes), max(sizes), INPUT)
         y = torch.full((len(sizes), max(sizes), 2 * HIDDEN), torch.nan)
@@ -146,15 +149,19 @@ def run(threads: int, seconds: float) -> list[Timing]:
 
         with torch.inference_mode():
             extern()
-            error = (reference() - y).abs().max().item()
-            torch_ms, extern_ms = _alternate(reference, extern, seconds)
-        timings.append(Timing(name, torch_ms, extern_ms, torch_ms / extern_ms, error))
-    return timings
+            errors.append((reference() - y).abs().max().item())
+        functions.append((reference, extern))
+    with torch.inference_mode():
+        times = _take_turns(functions, seconds * len(CASES))
+    return [
+        Timing(name, torch_ms, extern_ms, torch_ms / extern_ms, error)
+        for (name, _), (torch_ms, extern_ms), error in zip(CASES, times, errors, strict=True)
+    ]
 
 
 def main(
     threads: Annotated[int, typer.Option(help="Threads for both sides.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Time per case, at least.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Time per case, on average, at least.")] = 2.0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
 ) -> None:
     """Time the bidirectional LSTM extern against PyTorch's, input 640, hidden 256."""
