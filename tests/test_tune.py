@@ -11,7 +11,7 @@ from kokoro_tvm import tune
 from kokoro_tvm.cli.__main__ import main
 from kokoro_tvm.compile import CompileOptions, compile_artifact
 from kokoro_tvm.errors import ArtifactError
-from kokoro_tvm.kernels import records, tile
+from kokoro_tvm.kernels import records, tile, winograd
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.records import Record, layer_name
 from kokoro_tvm.reference.checkpoint import build_model
@@ -71,13 +71,51 @@ def test_every_tile_gives_the_same_samples(layer, bench):
             assert np.array_equal(result, truth), other
 
 
+def test_every_tile_of_a_scheme_gives_the_same_samples(bench):
+    layer = Layer(Conv1d(24, 40, 7, dilation=2, padding_left=6, padding_right=6, affine=True, prologue="snake", residuals=1), 61)
+    inputs = tune.example(layer)
+    ways = tune.schemes(layer.conv, bench.target.tile)
+    assert [w.scheme for w in ways] == ["direct", "winograd:4,4", "winograd:5,4"]
+    _, direct = bench.run(layer, ways[0], inputs)
+    for way in ways[1:]:
+        _, truth = bench.run(layer, way, inputs)
+        assert not np.array_equal(truth, direct)
+        assert np.abs(truth - direct).max() < 1e-4 * np.abs(direct).max()
+        for other in (tune.micro_tiles(way, 16)[0], tune._sized(way, way.vectors, way.rows, 24)):
+            _, result = bench.run(layer, other, inputs)
+            assert np.array_equal(result, truth), other
+
+
+def test_the_walk_leads_through_schemes(bench, monkeypatch):
+    layer = Layer(Conv1d(64, 64, 3), 8)
+    result = np.ones((1, 6, 64), np.float32)
+    seconds = {"direct": 3.0, "winograd:6,3": 2.0, "winograd:4,3": 1.0}
+    timed = lambda t: seconds[t.scheme] * (0.5 if t.block % 48 == 0 else 1)  # noqa: E731
+    monkeypatch.setattr(tune.Bench, "run", lambda self, la, t, inputs: (timed(t), result))
+    monkeypatch.setattr(tune.Bench, "compare", lambda self, la, tiles, inputs: [timed(t) for t in tiles])
+    record = tune.tune_layer(layer, bench)
+    assert (record.scheme, record.block % 48, record.seconds) == ("winograd:4,3", 0, 0.5)
+    assert winograd.choice(layer.conv, tune.named(layer.conv, bench.target.tile)).name == "winograd:6,3"
+
+
+def test_processor_time(monkeypatch):
+    """What others do while a kernel runs does not count."""
+    layer = Layer(Conv1d(8, 8, 1), 8)
+    with tune.local(cpu_target(), 1, "cpu") as bench:
+        call, arrays = bench.prepare(layer, tune.named(layer.conv, bench.target.tile), tune.example(layer))
+        assert arrays[-1].numpy().any()
+        now = iter((1.0, 1.25))
+        monkeypatch.setattr(tune.time, "thread_time", lambda: next(now))
+        assert call() == 0.25
+
+
 def test_a_wrong_candidate_is_a_bug(bench, monkeypatch):
     layer = Layer(Conv1d(8, 8, 1), 8)
     run = tune.Bench.run
 
-    def spoiled(self, layer, t, inputs):
-        seconds, result = run(self, layer, t, inputs)
-        return seconds, result if t == dataclasses.replace(self.target.tile, tuned=()) else result * 1.001
+    def spoiled(self, la, t, inputs):
+        seconds, result = run(self, la, t, inputs)
+        return seconds, result if t == tune.named(la.conv, self.target.tile) else result * 1.001
 
     monkeypatch.setattr(tune.Bench, "run", spoiled)
     with pytest.raises(RuntimeError, match="differs from the default"):
@@ -88,8 +126,9 @@ def test_a_wrong_candidate_is_a_bug(bench, monkeypatch):
 def test_only_a_gain_is_recorded(factor, recorded, bench, monkeypatch):
     layer = Layer(Conv1d(8, 8, 1), 8)
     result = np.ones((1, 8, 8), np.float32)
-    default = dataclasses.replace(bench.target.tile, tuned=())
+    default = tune.named(layer.conv, bench.target.tile)
     monkeypatch.setattr(tune.Bench, "run", lambda self, la, t, inputs: (1.0 if t == default else factor, result))
+    monkeypatch.setattr(tune.Bench, "compare", lambda self, la, tiles, inputs: [1.0 if t == default else factor for t in tiles])
     record = tune.tune_layer(layer, bench)
     assert (record is not None) == recorded
     if record:
@@ -108,7 +147,7 @@ def test_compilations_use_the_records(tiny_checkpoint, tiny_artifact, model, rec
 
     target = cpu_target()
     layers = tune.layers(model, ["text_encoder"], 1.0)
-    made = [Record(layer_name(x.conv), 1, 7, 14, 64, 1.0, 2.0) for x in layers]
+    made = [Record(layer_name(x.conv), "direct", 8, 1, 7, 14, 64, 1.0, 2.0) for x in layers]
     records.write(records.user_file(target.mcpu), made, {})
     folder = tmp_path / "tuned"
     manifest = compile_artifact(["text_encoder"], tiny_checkpoint, CompileOptions.resolve(tiny_checkpoint), folder)
@@ -155,6 +194,8 @@ def test_another_machine(tiny_checkpoint_dir, records_folder, tmp_path, capfd):
         (["--mcpu", "pentium9"], "unknown CPU"),
         (["--component", "brain"], "unknown component"),
         (["--threads", "0"], "above 0"),
+        (["--clock", "cpu"], "cpu with --threads 1"),
+        (["--only", "("], "no regular expression"),
     ],
 )
 def test_mistakes(arguments, expected, tiny_checkpoint_dir, records_folder, tmp_path, capfd):

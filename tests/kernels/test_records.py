@@ -16,7 +16,9 @@ from kokoro_tvm.kernels.records import Record
 from kokoro_tvm.targets import cpu_target
 
 CONV = Conv1d(128, 128, 3, dilation=5, affine=True, prologue="snake", residuals=1)
-RECORD = Record(records.layer_name(CONV), vectors=1, rows=12, block=48, columns=128, seconds=1.0, default_seconds=2.0)
+RECORD = Record(
+    records.layer_name(CONV), "direct", lanes=8, vectors=1, rows=12, block=48, columns=128, seconds=1.0, default_seconds=2.0
+)
 
 
 def test_names_tell_layers_apart():
@@ -24,6 +26,7 @@ def test_names_tell_layers_apart():
     changes = [
         {"c_in": 64}, {"c_out": 64}, {"taps": 5}, {"stride": 2}, {"dilation": 1}, {"phases": 2}, {"affine": False},
         {"prologue": "none"}, {"residuals": 2}, {"epilogue": "gelu"}, {"accumulate": "compensated"},
+        {"products": "bfloat16"},
     ]  # fmt: skip
     names = {records.layer_name(dataclasses.replace(CONV, **c)) for c in changes}
     assert len(names | {RECORD.layer}) == len(changes) + 1
@@ -37,7 +40,7 @@ def test_file_and_back(tmp_path):
     assert json.loads(path.read_text())["about"] == {"mcpu": "cpu"}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 9}', '{"schema": 1, "records": [{"layer": 1}]}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 9}', '{"schema": 2, "records": [{"layer": 1}]}'])
 def test_damaged_file(content, tmp_path):
     path = tmp_path / "cpu.json"
     path.write_text(content)
@@ -47,7 +50,7 @@ def test_damaged_file(content, tmp_path):
 
 def test_a_recorded_layer_gets_its_tile_and_others_the_default():
     tuned = records.with_records(tile.AVX2, [RECORD])
-    assert tuned.best(RECORD.layer) == tile.Tile(8, 1, 12, 48, 128)
+    assert tuned.best(RECORD.layer) == tile.Tile(8, 1, 12, 48, 128, "direct")
     assert tuned.best("another") is tuned
     assert tuned.best("another", compensated=True) is tile.AVX2.compensated
     assert tile.SSE.best("another", compensated=True) is tile.SSE

@@ -120,6 +120,7 @@ def test_what_it_cannot_do_is_refused(harness):
     ("conv", "scheme"),
     [
         (Conv1d(256, 256, 3, dilation=5), winograd.F63),
+        (Conv1d(1024, 256, 3), winograd.F43),
         (Conv1d(128, 128, 11), winograd.F54),
         (Conv1d(128, 128, 11, accumulate="compensated"), None),
         (Conv1d(128, 128, 1), None),

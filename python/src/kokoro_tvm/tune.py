@@ -1,8 +1,8 @@
-"""Chooses the register tile of every convolution by measuring, here or on another machine.
+"""Chooses scheme and register tile of every convolution by measuring, here or on another machine.
 
-What it is: for every layer shape of a model, a walk along one parameter after the other (tile, block, columns), each candidate
-compiled, checked against the default's result, and timed; the fastest goes into a record (``kernels.records``) that later
-compilations use.
+What it is: for every layer shape of a model, a walk along one parameter after the other (scheme, tile, block, columns), each
+candidate compiled, checked against the default's result, and timed; the fastest goes into a record (``kernels.records``) that
+later compilations use.
 What it is not: a search over schedules; the kernel is written by hand.
 
 Everything goes through TVM's RPC interface, which also has a session for this process: there is one way to measure.
@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import socket
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +30,7 @@ from tvm import relax
 from kokoro_tvm import environment
 from kokoro_tvm.errors import InputError, ToolchainError
 from kokoro_tvm.export.program import export_program, to_relax
-from kokoro_tvm.kernels import conv1d
+from kokoro_tvm.kernels import conv1d, winograd
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.records import Record, layer_name
 from kokoro_tvm.kernels.tile import Tile
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 TOKENS_PER_SECOND, FRAMES_PER_SECOND = 16, 40
 BLOCKS = (24, 48, 96, 192)
+"""Rows of the direct kernel, tiles of others."""
 COLUMNS = (64, 128, 256, 512)
 REGISTERS = {"x86_64": 16, "arm64": 32}
 """Vector registers; 32 with AVX-512."""
@@ -103,12 +107,15 @@ class Bench:
         target: The CPU to compile for.
         threads: Of the pool there.
         repeat: Timings of a candidate, of which the fastest counts.
+        clock: ``wall``, or ``cpu`` for what the calling thread computed, which other processes hardly change: only with one
+            thread of this process.
     """
 
     session: Any
     target: CpuTarget
     threads: int
     repeat: int = 5
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
         self.session.get_function("runtime.config_threadpool")(1, self.threads)
@@ -119,7 +126,24 @@ class Bench:
         Raises:
             ValueError: The kernel does not take this tile.
         """
-        kernel = conv1d.kernel(layer.conv, tile)
+        call, arrays = self.prepare(layer, tile, inputs)
+        return min(call() for _ in range(self.repeat)), arrays[-1].numpy()
+
+    def compare(self, layer: Layer, tiles: tuple[Tile, Tile], inputs: Sequence[np.ndarray]) -> tuple[float, float]:
+        """Medians of seconds of two tiles that take turns: a clock or a neighbour that changes on the way does not choose."""
+        calls = [self.prepare(layer, tile, inputs)[0] for tile in tiles]
+        times = [[call() for call in calls] for _ in range(3 * self.repeat)]
+        first, second = (statistics.median(t) for t in zip(*times, strict=True))
+        return first, second
+
+    def prepare(self, layer: Layer, tile: Tile, inputs: Sequence[np.ndarray]) -> tuple[Callable[[], float], list[Any]]:
+        """A function that calls the kernel and returns the seconds it took, and the arrays, the result last.
+
+        Raises:
+            ValueError: The kernel does not take this tile.
+        """
+        scheme = winograd.choice(layer.conv, tile)
+        kernel = winograd.kernel(layer.conv, tile, scheme) if scheme else conv1d.kernel(layer.conv, tile)
         module = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
         with tempfile.TemporaryDirectory() as folder:
             # Code for this kind of system is linked here; other systems link it themselves.
@@ -130,17 +154,27 @@ class Bench:
         library = self.session.load_module(path.name)
         device = self.session.cpu(0)
         arrays = [tvm.runtime.tensor(a, device) for a in packed(layer, tile, inputs)]
-        seconds = min(library.time_evaluator("main", device, number=1, repeat=self.repeat, min_repeat_ms=20)(*arrays).results)
-        return seconds, arrays[-1].numpy()
+        if self.clock == "wall":
+            timed = library.time_evaluator("main", device, number=1, min_repeat_ms=20)
+            return lambda: timed(*arrays).mean, arrays
+        function = library["main"]
+
+        def counted() -> float:
+            start = time.thread_time()
+            function(*arrays)
+            return time.thread_time() - start
+
+        counted()
+        return counted, arrays
 
 
 @contextmanager
-def local(target: CpuTarget, threads: int) -> Iterator[Bench]:
-    """Measures in this process."""
+def local(target: CpuTarget, threads: int, clock: str = "wall") -> Iterator[Bench]:
+    """Measures in this process; ``clock`` as in ``Bench``."""
     from tvm import rpc
 
     environment.prepare_thread_pool()
-    yield Bench(rpc.LocalSession(), target, threads)
+    yield Bench(rpc.LocalSession(), target, threads, clock=clock)
 
 
 @contextmanager
@@ -191,25 +225,45 @@ def example(layer: Layer) -> list[np.ndarray]:
 
 
 def packed(layer: Layer, tile: Tile, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """``example`` with weight and bias in the tile's layout."""
+    """``example`` with weight and bias in the layout of a tile and its scheme."""
     conv, result = layer.conv, list(arguments)
-    phases = [conv1d.pack_weight(w, tile.width) for w in np.split(result[2], conv.phases)]
-    result[2] = np.concatenate(phases)
+    scheme = winograd.choice(conv, tile)
+    if scheme:
+        result[2] = winograd.pack_weight(result[2], scheme, tile.width)
+    else:
+        result[2] = np.concatenate([conv1d.pack_weight(w, tile.width) for w in np.split(result[2], conv.phases)])
     if conv.bias:
         result[3] = conv1d.pack_bias(result[3], tile.width)
     return result
 
 
+def named(conv: Conv1d, tile: Tile) -> Tile:
+    """``tile`` with scheme and block spelt out: what a record has to say to get the same kernel."""
+    scheme = winograd.choice(conv, tile)
+    if scheme is None:
+        return replace(tile, scheme="direct", tuned=())
+    return replace(tile, scheme=scheme.name, block=winograd.block_tiles(conv, tile, scheme), tuned=())
+
+
+def schemes(conv: Conv1d, tile: Tile) -> list[Tile]:
+    """``tile`` for every way to compute a convolution, each with a block that suits it."""
+    ways = [replace(tile, scheme="direct", tuned=())]
+    for scheme in winograd.candidates(conv):
+        ways.append(replace(tile, scheme=scheme.name, block=winograd.block_tiles(conv, tile, scheme), tuned=()))
+    return ways
+
+
 def tune_layer(layer: Layer, bench: Bench, listener: Listener = lambda _: None) -> Record | None:
-    """The fastest tile of a layer; None if the default is as good.
+    """The fastest scheme and tile of a layer; None if the default is as good.
 
     Raises:
         RuntimeError: A candidate computes something else than the default: a bug.
     """
-    default = replace(bench.target.tile, tuned=())
+    conv, usual = layer.conv, replace(bench.target.tile, tuned=())
+    default = named(conv, usual)
     inputs = example(layer)
-    usual, truth = bench.run(layer, default, inputs)
-    times = {default: usual}
+    seconds, truth = bench.run(layer, default, inputs)
+    times = {default: seconds}
 
     def fastest(candidates: Sequence[Tile]) -> Tile:
         for tile in candidates:
@@ -219,22 +273,29 @@ def tune_layer(layer: Layer, bench: Bench, listener: Listener = lambda _: None) 
                 except ValueError:
                     continue  # the kernel does not take it
                 error = float(np.abs(result - truth).max() / np.abs(truth).max())
-                if not error <= conv1d.TOLERANCE:
-                    raise RuntimeError(f"{layer_name(layer.conv)}: {tile} differs from the default by {error:.1e}")
+                used = [s for s in (winograd.choice(conv, t) for t in (tile, default)) if s]
+                allowed = max([conv1d.TOLERANCE, *map(winograd.tolerance, used)])
+                if not error <= allowed:
+                    raise RuntimeError(f"{layer_name(conv)}: {tile} differs from the default by {error:.1e}")
                 times[tile] = seconds
-                listener(f"{layer_name(layer.conv)}: {tile.rows} x {tile.width}, {tile.block}, {tile.columns}: {seconds:.2e} s")
+                sizes = f"{tile.rows} x {tile.width}, {tile.block}, {tile.columns}"
+                listener(f"{layer_name(conv)}: {tile.scheme}, {sizes}: {seconds:.2e} s")
         return min(times, key=lambda t: times[t])
 
     registers = 32 if "avx512f" in bench.target.features else REGISTERS[bench.target.machine]
-    best = fastest(micro_tiles(default, registers))
+    best = fastest(schemes(conv, usual))
+    widths = [best, replace(best, lanes=best.lanes // 2)] if conv.c_out % best.width and best.lanes > 4 else [best]
+    best = fastest([tile for width in widths for tile in micro_tiles(width, registers)])
     best = fastest([_sized(best, best.vectors, best.rows, block) for block in BLOCKS])
-    best = fastest([replace(best, columns=columns) for columns in COLUMNS])
-    # The default again beside the winner: a clock that changed on the way should not choose.
-    usual = min(usual, bench.run(layer, default, inputs)[0])
-    seconds = bench.run(layer, best, inputs)[0]
-    if not seconds < usual * (1 - GAIN):
+    if bench.threads > 1:  # one thread has no use for tasks: it would always take all channels at once
+        best = fastest([replace(best, columns=columns) for columns in COLUMNS])
+    if best == default:
         return None
-    return Record(layer_name(layer.conv), best.vectors, best.rows, best.block, best.columns, seconds, usual)
+    seconds, usual_seconds = bench.compare(layer, (best, default), inputs)
+    if not seconds < usual_seconds * (1 - GAIN):
+        return None
+    sizes = best.lanes, best.vectors, best.rows, best.block, best.columns
+    return Record(layer_name(conv), best.scheme or "direct", *sizes, seconds, usual_seconds)
 
 
 def tune(
@@ -244,10 +305,21 @@ def tune(
     where: AbstractContextManager[Bench],
     listener: Listener = lambda _: None,
     most: int | None = None,
+    only: str = "",
 ) -> list[Record]:
-    """Tunes every layer of some components (the ``most`` laborious ones) for utterances of ``seconds``."""
+    """Tunes every layer of some components (the ``most`` laborious ones, ``only`` those with this in their name).
+
+    Args:
+        model: For its shapes.
+        components: Their names.
+        seconds: Length of the utterances.
+        where: What measures.
+        listener: Told what goes on.
+        most: See above; all if None.
+        only: A regular expression.
+    """
     found = []
-    chosen = layers(model, components, seconds)[:most]
+    chosen = [x for x in layers(model, components, seconds) if re.search(only, layer_name(x.conv))][:most]
     with where as bench:
         for i, layer in enumerate(chosen):
             listener(f"layer {i + 1} of {len(chosen)}: {layer_name(layer.conv)}, {layer.rows} rows")

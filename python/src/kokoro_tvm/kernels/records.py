@@ -1,8 +1,8 @@
-"""Tuning records: which register tile was fastest for which convolution, on which CPU.
+"""Tuning records: which scheme and register tile were fastest for which convolution, on which CPU.
 
 What it is: the name of a layer, records that go to JSON and back, and where the JSON lies: the user's folder first, then what is
-shipped in ``kokoro_tvm/tuning``. What it is not: measuring (``kokoro_tvm.tune``). A tile changes no sum's order, so records
-change no sample.
+shipped in ``kokoro_tvm/tuning``. What it is not: measuring (``kokoro_tvm.tune``). A tile changes no sum's order; a scheme does,
+within the tolerance of its kernel.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from kokoro_tvm.errors import InputError
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.tile import Tile
 
-SCHEMA = 1
+SCHEMA = 2
 SHIPPED = Path(__file__).resolve().parents[1] / "tuning"
 """A file ``<LLVM's CPU name>.json`` for every CPU that was measured."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The fastest tile of one layer.
+    """The fastest scheme and tile of one layer.
 
     Attributes:
         layer: ``layer_name`` of the convolution.
-        vectors: See ``Tile``; lanes are the CPU's.
+        scheme: See ``Tile``; always named.
+        lanes: See ``Tile``; fewer than the CPU has fit some numbers of channels better.
+        vectors: See ``Tile``.
         rows: See ``Tile``.
         block: See ``Tile``.
         columns: See ``Tile``.
@@ -38,6 +40,8 @@ class Record:
     """
 
     layer: str
+    scheme: str
+    lanes: int
     vectors: int
     rows: int
     block: int
@@ -50,6 +54,7 @@ def layer_name(conv: Conv1d) -> str:
     """What a convolution's speed depends on, in one word: sizes, steps, and what is fused into it."""
     sizes = f"{conv.c_in}-{conv.c_out}-k{conv.taps}-s{conv.stride}-d{conv.dilation}-p{conv.phases}"
     sums = "" if conv.accumulate == "float32" else conv.accumulate
+    sums += "bf16" if conv.products == "bfloat16" else ""
     fused = [sums, conv.prologue, "affine" if conv.affine else "", f"r{conv.residuals}", conv.epilogue]
     return "-".join([sizes, *(f for f in fused if f not in ("", "none"))])
 
@@ -100,8 +105,8 @@ def with_records(tile: Tile, records: Iterable[Record], source: str = "the recor
     special = {}
     for r in records:
         try:
-            sizes = {"vectors": r.vectors, "rows": r.rows, "block": r.block, "columns": r.columns}
-            special[r.layer] = replace(tile, **sizes, compensated=None, tuned=())
+            sizes = {"lanes": r.lanes, "vectors": r.vectors, "rows": r.rows, "block": r.block, "columns": r.columns}
+            special[r.layer] = replace(tile, **sizes, scheme=r.scheme, compensated=None, tuned=())
         except (TypeError, ValueError) as error:
             raise InputError(f"{source}: {r.layer}: {error}; tune again, or remove the file") from error
     return replace(tile, tuned=tuple(sorted(special.items())))

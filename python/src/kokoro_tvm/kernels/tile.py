@@ -21,6 +21,8 @@ class Tile:
         block: Time rows that one parallel task owns, a multiple of ``rows``. The task's input, with its prologue applied, is
             packed once and should stay in the level-2 cache.
         columns: Output channels that one parallel task works through at most.
+        scheme: How a convolution is computed where that was measured: ``direct`` or the name of a scheme of ``winograd``, whose
+            ``block`` then counts tiles. None leaves it to the layer's sizes.
         compensated: The tile for sums with compensation, each of which needs a second place; None for this one.
         tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
@@ -30,6 +32,7 @@ class Tile:
     rows: int
     block: int
     columns: int = 256
+    scheme: str | None = None
     compensated: Tile | None = field(default=None, repr=False)
     tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
 

@@ -167,6 +167,7 @@ def _scheme(outputs: int, taps: int, *points: str) -> Scheme:
 
 
 F43 = _scheme(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2")
+"""For 3 taps of many channels, where reading weights costs as much as multiplying them."""
 F63 = _scheme(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
 """For 3 taps."""
 F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
@@ -212,7 +213,30 @@ def scheme_for(conv: Conv1d) -> Scheme | None:
     if conv.products == "bfloat16":
         # Products cost half, transforms what they did, and rounding is magnified less by fewer points.
         return F43 if conv.taps == 3 else F44
-    return F63 if conv.taps == 3 else F54
+    if conv.taps > 3:
+        return F54
+    return F63 if conv.c_in <= NEAR else F43
+
+
+def candidates(conv: Conv1d) -> list[Scheme]:
+    """Every scheme for a convolution that this kernel can compute: those whose segments are not mostly empty."""
+    if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32" or conv.taps < 3:
+        return []
+    return [s for s in SCHEMES.values() if (s.taps == 3) == (conv.taps == 3)]
+
+
+def choice(conv: Conv1d, tile: Tile) -> Scheme | None:
+    """The scheme that a tile names if it names any, else ``scheme_for``; None is the direct kernel.
+
+    Raises:
+        ValueError: The tile names none of the convolution's.
+    """
+    if tile.scheme in (None, "direct"):
+        return None if tile.scheme else scheme_for(conv)
+    for scheme in candidates(conv):
+        if scheme.name == tile.scheme:
+            return scheme
+    raise ValueError(f"no scheme {tile.scheme} for {conv}")
 
 
 def layout(conv: Conv1d, scheme: Scheme) -> str:
@@ -304,7 +328,12 @@ def _save(registers: list[Any], lanes: int, store: Callable[[int, Expr, Expr], N
 
 
 def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
-    """Tiles per task, a multiple of the register tile's rows: PACKED_BYTES, or many where weights come from far away."""
+    """Tiles per task, a multiple of the register tile's rows: PACKED_BYTES, or many where weights come from far away.
+
+    A tile that names its scheme was measured with it, and says itself how many.
+    """
+    if tile.scheme:
+        return tile.block
     size = 2 if conv.products == "bfloat16" else 4
     most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * size) - scheme.ahead(conv.taps)
     most = min(most, tile.block // 2) if conv.c_in <= NEAR else tile.block // 2

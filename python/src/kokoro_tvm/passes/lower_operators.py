@@ -129,15 +129,19 @@ def _conv1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
     )
 
 
+def _measured(conv: Conv1d, low: Lowering) -> tuple[Tile, winograd.Scheme | None]:
+    """Tile and scheme of a convolution: those on record, else the target's."""
+    tile = low.tile_for(conv)
+    return tile, None if isinstance(tile, MetalTile) else winograd.choice(conv, tile)
+
+
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     conv = replace(_conv1d_of(call, low.accumulate), products=low.products)
-    scheme = None if isinstance(low.tile, MetalTile) else winograd.scheme_for(conv)
-    if scheme is None:
+    tile, scheme = _measured(conv, low)
+    if scheme is None and conv.products != "float32":
         conv = replace(conv, products="float32")
-    layout = winograd.layout(conv, scheme) if scheme else "conv1d"
-    # Tiles were tuned for the direct kernel.
-    tile = low.tile if scheme else low.tile_for(conv)
-    weights = [low.packed(call["weight"], layout, tile)]
+        tile, scheme = _measured(conv, low)
+    weights = [low.packed(call["weight"], winograd.layout(conv, scheme) if scheme else "conv1d", tile)]
     arguments = [call["x"], call["lengths"], *weights, *(low.packed(b, "bias", tile) for b in call.present("bias"))]
     arguments += call.present("coef", "alpha", "residual", "residual2")
     if scheme:
