@@ -259,7 +259,9 @@ def tune_layer(layer: Layer, bench: Bench, listener: Listener = lambda _: None) 
     Raises:
         RuntimeError: A candidate computes something else than the default: a bug.
     """
-    conv, usual = layer.conv, replace(bench.target.tile, tuned=())
+    conv = layer.conv
+    without_records = replace(bench.target.tile, tuned=())
+    usual = without_records.best("", conv.accumulate == "compensated")
     default = named(conv, usual)
     inputs = example(layer)
     seconds, truth = bench.run(layer, default, inputs)
