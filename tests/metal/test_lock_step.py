@@ -55,9 +55,6 @@ def test_lock_step(mode: str, name: str, size: str, artifact, record, request: p
     thorough = request.config.getoption("--metal-thorough")
     if not thorough and mode != "random":
         pytest.skip("--metal-thorough runs it")
-    if name == "decoder":
-        reason = "the CPU's decoder calls winograd where Metal's calls conv1d: names differ, here and in the bundle for the Mac"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
     batches = LENGTHS[size][COMPONENTS[name].capacity]
     if size == "full":
         batches = batches[:2] if MODES[mode].get("race") else [*batches, *LONG.get(name, [])]

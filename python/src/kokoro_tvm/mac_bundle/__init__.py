@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -186,7 +186,8 @@ def sample_inputs(name: str, tokens: int, frames: int) -> list[np.ndarray]:
 def kernel_recorder(name: str, model: object) -> Callable[[Sequence[np.ndarray]], list[tuple[str, np.ndarray]]]:
     """Compiles one component for this CPU; what is returned runs it on inputs.
 
-    Its result are the kernel calls in order, with what the CPU kernels make: the operators are the same on every target.
+    Its result are the kernel calls in order, with what the CPU kernels make: the operators are the same on every target. So are
+    the kernels' names as long as convolutions are direct, as Metal's are.
     """
     import tvm
     from tvm import relax
@@ -197,9 +198,10 @@ def kernel_recorder(name: str, model: object) -> Callable[[Sequence[np.ndarray]]
     from kokoro_tvm.targets import cpu_target
 
     target = cpu_target()
+    tile = replace(target.tile, scheme="direct", tuned=())
     component = to_relax(name, export_program(name, model))
-    executable = build(component.module, target.tvm_target(), pipeline(target.tile, "tir"), target.tile)
-    weights = packed_weights(component, target.tile, "tir")
+    executable = build(component.module, target.tvm_target(), pipeline(tile, "tir"), tile)
+    weights = packed_weights(component, tile, "tir")
     results: list[tuple[str, np.ndarray]] = []
 
     def instrument(_function: object, called: str, before: bool, _result: object, *arguments: object) -> int:
