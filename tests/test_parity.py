@@ -13,7 +13,7 @@ from kokoro_tvm.reference.checkpoint import Checkpoint, build_model
 from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS
-from kokoro_tvm.validate.parity import TOLERANCE, check_component
+from kokoro_tvm.validate.parity import PHONEMES, TOLERANCE, check_component
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,17 @@ def model(tiny_checkpoint: Checkpoint) -> ReferenceModel:
     return build_model(tiny_checkpoint, torch.float64)
 
 
+@pytest.fixture(scope="module")
+def single(tiny_checkpoint: Checkpoint) -> ReferenceModel:
+    return build_model(tiny_checkpoint)
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_components(name: str, engine: Engine, model: ReferenceModel) -> None:
-    records = check_component(engine, model, name)
-    assert [r.output for r in records] == [s.name for s in COMPONENTS[name].outputs]
+def test_components(name: str, engine: Engine, model: ReferenceModel, single: ReferenceModel) -> None:
+    records = check_component(engine, model, single, name)
+    assert [(r.phonemes, r.output) for r in records] == [(p, s.name) for p in PHONEMES for s in COMPONENTS[name].outputs]
     for record in records:
+        assert 0 < record.pytorch_db < 200
         assert record.passed, record
         assert record.floor_db == TOLERANCE[name].floor_db == (90.0 if name == "decoder" else 100.0)
         assert record.finite
@@ -66,14 +72,18 @@ SPOILED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "another shape": lambda a: a[..., :4],
 }
 
+ONLY_FIRST = ("one NaN", "one infinity", "not zero beyond", "NaN beyond")
+
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_wrong_results_do_not_pass(case: str, engine: Engine, model: ReferenceModel) -> None:
-    records = check_component(Spoiled(engine, SPOILED[case]), model, "text_encoder")  # type: ignore[arg-type]
-    assert not any(r.passed for r in records)
+def test_wrong_results_do_not_pass(case: str, engine: Engine, model: ReferenceModel, single: ReferenceModel) -> None:
+    records = check_component(Spoiled(engine, SPOILED[case]), model, single, "text_encoder")  # type: ignore[arg-type]
+    # The spoiled values lie in the first utterance of the batch; the others see them where all are spoiled.
+    assert not records[0].passed
+    assert any(r.passed for r in records[1:]) == (case in ONLY_FIRST)
 
 
-def test_other_weights_do_not_pass(engine: Engine, tiny_checkpoint: Checkpoint) -> None:
+def test_other_weights_do_not_pass(engine: Engine, tiny_checkpoint: Checkpoint, single: ReferenceModel) -> None:
     changed = build_model(tiny_checkpoint, torch.float64)
     changed.text_encoder.embedding.weight += 1e-3
-    assert not check_component(engine, changed, "text_encoder")[0].passed
+    assert not any(r.passed for r in check_component(engine, changed, single, "text_encoder"))

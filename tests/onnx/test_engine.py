@@ -29,9 +29,14 @@ def model64(tiny_checkpoint):
     return build_model(tiny_checkpoint, torch.float64)
 
 
+@pytest.fixture(scope="module")
+def model32(tiny_checkpoint):
+    return build_model(tiny_checkpoint)
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_close_to_float64_in_poisoned_buffers(engine, model64, name):
-    for record in check_component(engine, model64, name):
+def test_close_to_float64_in_a_ragged_batch_in_poisoned_buffers(engine, model64, model32, name):
+    for record in check_component(engine, model64, model32, name):
         assert record.passed, record
         assert record.snr_db >= FLOOR_DB[name]
 

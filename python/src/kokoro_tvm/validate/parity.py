@@ -1,14 +1,15 @@
 """One compiled component against the same component of eager kokoro in float64.
 
 What it is: the isolated comparison behind ``--validate``. The component gets the reference's own inputs, rounded to what it
-takes, in buffers larger than the utterance and poisoned beyond it; the truth is computed from the same rounded inputs.
+takes, as one ragged batch in buffers larger than the longest utterance and poisoned beyond each; the truth, and the error of
+PyTorch in float32 as the yardstick, are computed from the same rounded inputs, utterance by utterance.
 What it is not: the comparison of every inner stage, or of chained components.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,33 +27,37 @@ from kokoro_tvm.validate.tolerances import DECODER, ENCODER, Tolerance, for_dtyp
 if TYPE_CHECKING:
     from kokoro_tvm.runtime.onnx_engine import OnnxEngine
 
-PHONEMES = "ˌɑɹ ju kˈʌmɪŋ tənˈIt?"
-"""A question of a second and a half."""
+PHONEMES = ("wˈʌn", "ˌɑɹ ju kˈʌmɪŋ tənˈIt?", "ə")
+"""A word, a question of a second and a half, a single phoneme."""
 TOLERANCE = {name: DECODER if name == "decoder" else ENCODER for name in COMPONENTS}
 
 _SPARE = 5
-"""Rows of capacity beyond the utterance."""
+"""Rows of capacity beyond the longest utterance."""
 _FORBIDDEN_ID = -1
 """Poison for token ids; reading it is out of bounds."""
 
 
 @dataclass(frozen=True)
 class ParityRecord:
-    """One output of one component.
+    """One output of one component for one utterance of the batch.
 
     Attributes:
         component: Its name.
         output: The output's name.
+        phonemes: What the utterance says.
         snr_db: See ``metrics.Measurement``.
+        pytorch_db: The same of eager PyTorch in float32.
         max_abs: The largest absolute error.
         finite: Whether every valid value is finite.
         floor_db: The least acceptable ``snr_db``.
-        passed: Finite, not below the floor, and zero beyond the valid length.
+        passed: Of the right shape, finite, not below the floor, and zero beyond the valid length.
     """
 
     component: str
     output: str
+    phonemes: str
     snr_db: float
+    pytorch_db: float
     max_abs: float
     finite: bool
     floor_db: float
@@ -60,28 +65,36 @@ class ParityRecord:
 
 
 def check_component(
-    engine: Engine | OnnxEngine, model64: ReferenceModel, name: str, phonemes: str | None = None
+    engine: Engine | OnnxEngine,
+    model64: ReferenceModel,
+    model32: ReferenceModel,
+    name: str,
+    phonemes: Sequence[str] = PHONEMES,
 ) -> list[ParityRecord]:
-    """Compares every output of a component.
+    """Compares every output of a component for every utterance of a ragged batch.
 
     Args:
         engine: With this component loaded.
         model64: The same weights, eager in float64.
+        model32: The same in float32.
         name: The component.
-        phonemes: What to say; ``PHONEMES`` if None.
+        phonemes: What to say, one utterance each.
 
     Returns:
-        One record per output, in order.
+        One record per output and utterance.
     """
     component = COMPONENTS[name]
-    inputs, length = _reference_inputs(model64, component, PHONEMES if phonemes is None else phonemes)
-    truth = _truth(model64, name, inputs)
-    capacity = {component.capacity: length + _SPARE}
-    padded = [_padded(spec, array, capacity) for spec, array in zip(component.inputs, inputs, strict=True)]
-    results = engine.run(name, *padded)
+    inputs, lengths = zip(*(_reference_inputs(model64, component, p) for p in phonemes), strict=True)
+    shape = {"B": len(phonemes), component.capacity: max(lengths) + _SPARE}
+    results = engine.run(name, *(_padded(s, column, shape) for s, *column in zip(component.inputs, *inputs, strict=True)))
     tolerance = for_dtype(TOLERANCE[name], engine.manifest.dtype)
-    pairs = zip(component.outputs, results, truth, strict=True)
-    return [_judge(name, spec, result, exact, tolerance) for spec, result, exact in pairs]
+    records = []
+    for row, said in enumerate(phonemes):
+        truth, single = _computed(model64, name, inputs[row]), _computed(model32, name, inputs[row])
+        for spec, result, exact, yardstick in zip(component.outputs, results, truth, single, strict=True):
+            record = _judge(name, spec.name, said, result[row : row + 1], exact, yardstick, tolerance)
+            records.append(record if result.shape == spec.resolve(**shape) else replace(record, passed=False))
+    return records
 
 
 def _reference_inputs(model: ReferenceModel, component: Component, phonemes: str) -> tuple[list[np.ndarray], int]:
@@ -105,7 +118,7 @@ def _reference_inputs(model: ReferenceModel, component: Component, phonemes: str
     return [tensors[s.name].numpy().astype(s.dtype) for s in component.inputs], length
 
 
-def _truth(model: ReferenceModel, name: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _computed(model: ReferenceModel, name: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     component = COMPONENTS[name]
     tensors = [torch.from_numpy(a) for a, s in zip(inputs, component.inputs, strict=True) if s.name != component.lengths]
     functions: dict[str, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]] = {
@@ -119,16 +132,23 @@ def _truth(model: ReferenceModel, name: str, inputs: Sequence[np.ndarray]) -> li
     return [o.numpy() for o in (result if isinstance(result, tuple) else (result,))]
 
 
-def _padded(spec: TensorSpec, array: np.ndarray, capacity: dict[str, int]) -> np.ndarray:
-    """``array`` at the start of a buffer for ``capacity``, with poison behind it."""
-    poison = _FORBIDDEN_ID if array.dtype == np.int64 else np.nan
-    buffer = np.full(spec.resolve(B=1, **capacity), poison, array.dtype)
-    buffer[tuple(slice(n) for n in array.shape)] = array
-    return buffer
+def _padded(spec: TensorSpec, arrays: Sequence[np.ndarray], shape: dict[str, int]) -> np.ndarray:
+    """Every array [1, ...] at the start of a row of a batch, with poison behind it."""
+    poison = _FORBIDDEN_ID if arrays[0].dtype == np.int64 else np.nan
+    batch = np.full(spec.resolve(**shape), poison, arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        batch[(row, *(slice(n) for n in array.shape[1:]))] = array[0]
+    return batch
 
 
 def _judge(
-    component: str, spec: TensorSpec, result: np.ndarray, truth: np.ndarray, tolerance: Tolerance
+    component: str,
+    output: str,
+    phonemes: str,
+    result: np.ndarray,
+    truth: np.ndarray,
+    single: np.ndarray,
+    tolerance: Tolerance,
 ) -> ParityRecord:
     inside = tuple(slice(n) for n in truth.shape)
     found = compare(result[inside], truth)
@@ -137,4 +157,7 @@ def _judge(
     floor = tolerance.floor_db
     # A comparison with NaN is false: what cannot be measured does not pass.
     passed = found.comparable and found.snr_db >= floor and not beyond.any()
-    return ParityRecord(component, spec.name, found.snr_db, found.max_abs, found.finite == 1, floor, bool(passed))
+    yardstick = compare(single, truth).snr_db
+    return ParityRecord(
+        component, output, phonemes, found.snr_db, yardstick, found.max_abs, found.finite == 1, floor, bool(passed)
+    )
