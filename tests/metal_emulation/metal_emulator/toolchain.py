@@ -39,7 +39,7 @@ _NATIVE_FLAGS = (
 _FRONT_FLAGS = (
     "-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "-Xclang",
     "-cl-ext=-__opencl_c_generic_address_space,-__opencl_c_pipes,-__opencl_c_device_enqueue,-__opencl_c_program_scope_global_variables",
-    f"-I{NATIVE}", "-O1", "-Xclang", "-disable-llvm-passes", "-fPIC", "-mf16c", "-ffp-contract=off", "-fno-builtin",
+    f"-I{NATIVE}", "-O1", "-Xclang", "-disable-llvm-passes", "-fPIC", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-builtin",
     "-ftrivial-auto-var-init=pattern", "-Wno-unknown-attributes", "-ferror-limit=4", "-S", "-emit-llvm",
 )  # fmt: skip
 _BACK_FLAGS = ("-x", "ir", "-O1", "-fPIC", "-shared", "-nostdlib", "-Wno-override-module")

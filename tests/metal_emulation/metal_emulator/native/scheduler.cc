@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <sstream>
 
@@ -49,6 +50,7 @@ namespace metal_emulator {
 namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;  // of a fiber, the guard page at its end included
+constexpr size_t kStagger = 1088;  // between the tops of two stacks: at equal offsets all would share few cache lines
 constexpr size_t kPage = 4096;
 constexpr uint32_t kOrdersDevice = 1;  // mem_flags of metal_stdlib
 constexpr uint32_t kOrdersThreadgroup = 2;
@@ -121,8 +123,9 @@ class Execution {
  private:
   void RunThreadgroup();
   void Start(uint32_t thread);
-  void Resume(uint32_t thread);
-  bool ReleaseSimdgroups();
+  void RunSimdgroup(uint32_t first);
+  bool NextLane();
+  bool ReleaseSimdgroup(uint32_t first);
   bool ReleaseThreadgroup();
   void Exchange(uint32_t first, uint32_t lanes);
   void Permute(std::vector<uint32_t>* order);
@@ -140,6 +143,8 @@ class Execution {
   uint64_t addresses_[kMaxBuffers] = {};
   std::vector<uint32_t> group_order_;
   std::vector<uint32_t> order_;
+  std::vector<uint32_t> lanes_;  // threads of the SIMD-group that runs, in order
+  size_t next_lane_ = 0;         // of lanes_
   MemoryChecker checker_;
   Fiber fibers_[kMaxThreads];
   void* scheduler_stack_pointer_ = nullptr;
@@ -172,7 +177,7 @@ bool OnStacks(uintptr_t address) { return address - reinterpret_cast<uintptr_t>(
 void FiberMain() { running->Enter(); }
 
 void Execution::Start(uint32_t thread) {
-  void** top = reinterpret_cast<void**>(Stacks() + (thread + 1) * kStackBytes - 64);
+  void** top = reinterpret_cast<void**>(Stacks() + (thread + 1) * kStackBytes - 64 - thread % kSimdgroupThreads * kStagger);
   *--top = nullptr;  // keeps the stack aligned as after a call
   *--top = reinterpret_cast<void*>(&FiberMain);
   top -= 6;
@@ -181,11 +186,27 @@ void Execution::Start(uint32_t thread) {
   fibers_[thread].stack_pointer = top;
 }
 
-void Execution::Resume(uint32_t thread) {
-  current_ = thread;
-  in_thread_ = on_fiber_ = true;
-  metal_emulator_switch(&scheduler_stack_pointer_, fibers_[thread].stack_pointer);
-  in_thread_ = on_fiber_ = false;
+/*! \brief Makes the next thread of the SIMD-group that does not wait the current one; false if all wait. */
+bool Execution::NextLane() {
+  while (next_lane_ < lanes_.size()) {
+    current_ = lanes_[next_lane_++];
+    if (fibers_[current_].wait == Wait::kNothing) return true;
+  }
+  return false;
+}
+
+/*! \brief Runs a SIMD-group until all its threads wait at a barrier of the threadgroup or have ended. */
+void Execution::RunSimdgroup(uint32_t first) {
+  lanes_.clear();
+  std::copy_if(order_.begin(), order_.end(), std::back_inserter(lanes_),
+               [first](uint32_t thread) { return thread - first < kSimdgroupThreads; });
+  do {
+    next_lane_ = 0;
+    if (!NextLane()) return;
+    in_thread_ = on_fiber_ = true;
+    metal_emulator_switch(&scheduler_stack_pointer_, fibers_[current_].stack_pointer);
+    in_thread_ = on_fiber_ = false;
+  } while (ReleaseSimdgroup(first));
 }
 
 void Execution::Enter() {
@@ -200,7 +221,7 @@ void Execution::Yield(Wait wait, const void* place) {
   Fiber& fiber = Current();
   fiber.wait = wait;
   fiber.place = place;
-  metal_emulator_switch(&fiber.stack_pointer, scheduler_stack_pointer_);
+  metal_emulator_switch(&fiber.stack_pointer, NextLane() ? Current().stack_pointer : scheduler_stack_pointer_);
 }
 
 /*! \brief Ends the launch from wherever it is. The frames in between are dropped, with the few texts that they hold. */
@@ -213,7 +234,7 @@ void Execution::Fault(const std::string& text) {
 }
 
 void Execution::Access(uintptr_t address, size_t bytes, bool writes, uint32_t thread) {
-  if (OnStacks(address)) return;
+  if (!kernel_.watched || OnStacks(address)) return;
   const uintptr_t scalars = reinterpret_cast<uintptr_t>(launch_.scalars.data());
   if (!writes && address - scalars < launch_.scalars.size() * sizeof(uint64_t)) return;
   if (!writes && address - reinterpret_cast<uintptr_t>(this) < sizeof(*this)) return;  // positions, list of buffers
@@ -232,12 +253,26 @@ void Execution::Access(uintptr_t address, size_t bytes, bool writes, uint32_t th
 }
 
 /*! \brief Elements of one factor of a matrix product, row by row: each lane has two. */
+template <typename T>
 void CollectMatrix(const Fiber* lanes, int factor, float* elements) {
-  for (uint32_t e = 0; e < 64; ++e) {
-    const Fiber& fiber = lanes[e / 2];
-    elements[e] = fiber.value_bytes[factor + 1] == sizeof(float)
-                      ? static_cast<const float*>(fiber.factors[factor])[e % 2]
-                      : static_cast<float>(static_cast<const _Float16*>(fiber.factors[factor])[e % 2]);
+  for (uint32_t lane = 0; lane < kSimdgroupThreads; ++lane) {
+    const T* own = static_cast<const T*>(lanes[lane].factors[factor]);
+    elements[2 * lane] = static_cast<float>(own[0]);
+    elements[2 * lane + 1] = static_cast<float>(own[1]);
+  }
+}
+
+void CollectMatrix(const Fiber* lanes, int factor, float* elements) {
+  const bool is_float = lanes[0].value_bytes[factor + 1] == sizeof(float);
+  is_float ? CollectMatrix<float>(lanes, factor, elements) : CollectMatrix<_Float16>(lanes, factor, elements);
+}
+
+template <typename T>
+void DistributeMatrix(const float* elements, const Fiber* lanes) {
+  for (uint32_t lane = 0; lane < kSimdgroupThreads; ++lane) {
+    T* own = static_cast<T*>(lanes[lane].result);
+    own[0] = static_cast<T>(elements[2 * lane]);
+    own[1] = static_cast<T>(elements[2 * lane + 1]);
   }
 }
 
@@ -251,14 +286,8 @@ void MultiplyAccumulate(const Fiber* lanes) {
       for (uint32_t column = 0; column < 8; ++column) d[row * 8 + column] += a[row * 8 + k] * b[k * 8 + column];
     }
   }
-  for (uint32_t e = 0; e < 64; ++e) {
-    const Fiber& fiber = lanes[e / 2];
-    if (fiber.value_bytes[0] == sizeof(float)) {
-      static_cast<float*>(fiber.result)[e % 2] = d[e];
-    } else {
-      static_cast<_Float16*>(fiber.result)[e % 2] = static_cast<_Float16>(d[e]);
-    }
-  }
+  const bool is_float = lanes[0].value_bytes[0] == sizeof(float);
+  is_float ? DistributeMatrix<float>(d, lanes) : DistributeMatrix<_Float16>(d, lanes);
 }
 
 /*! \brief Gives the lanes of a SIMD-group what they asked for. All wait in the same operation. */
@@ -295,28 +324,24 @@ void Execution::Exchange(uint32_t first, uint32_t lanes) {
   }
 }
 
-/*! \brief Lets those SIMD-groups go on of which all threads wait in the same operation; false if there is none. */
-bool Execution::ReleaseSimdgroups() {
-  bool released = false;
-  for (uint32_t first = 0; first < count_; first += kSimdgroupThreads) {
-    const uint32_t lanes = LanesOf(first);
-    auto in_operation = [](const Fiber& f) { return f.wait != Wait::kThreadgroupBarrier && f.wait != Wait::kEnd; };
-    const Fiber* begin = fibers_ + first;
-    const Fiber* active = std::find_if(begin, begin + lanes, in_operation);
-    if (active == begin + lanes) continue;
-    const Fiber* other = std::find_if(
-        begin, begin + lanes, [active](const Fiber& f) { return f.wait != active->wait || f.place != active->place; });
-    if (other != begin + lanes) {
-      Fault("diverged in a SIMD-group operation: thread " + std::to_string(active - fibers_) + " is at " +
-            Name(active->wait) + ", thread " + std::to_string(other - fibers_) + " at " + Name(other->wait) +
-            (other->wait == active->wait ? " elsewhere in the kernel" : ""));
-    }
-    Exchange(first, lanes);
-    if (active->wait == Wait::kSimdgroupBarrier && active->flags != 0) ++simdgroup_phases_[first / kSimdgroupThreads];
-    for (uint32_t lane = 0; lane < lanes; ++lane) fibers_[first + lane].wait = Wait::kNothing;
-    released = true;
+/*! \brief Lets a SIMD-group go on of which all threads wait in the same operation; false if none waits in one. */
+bool Execution::ReleaseSimdgroup(uint32_t first) {
+  const uint32_t lanes = LanesOf(first);
+  auto in_operation = [](const Fiber& f) { return f.wait != Wait::kThreadgroupBarrier && f.wait != Wait::kEnd; };
+  const Fiber* begin = fibers_ + first;
+  const Fiber* active = std::find_if(begin, begin + lanes, in_operation);
+  if (active == begin + lanes) return false;
+  const Fiber* other = std::find_if(
+      begin, begin + lanes, [active](const Fiber& f) { return f.wait != active->wait || f.place != active->place; });
+  if (other != begin + lanes) {
+    Fault("diverged in a SIMD-group operation: thread " + std::to_string(active - fibers_) + " is at " +
+          Name(active->wait) + ", thread " + std::to_string(other - fibers_) + " at " + Name(other->wait) +
+          (other->wait == active->wait ? " elsewhere in the kernel" : ""));
   }
-  return released;
+  Exchange(first, lanes);
+  if (active->wait == Wait::kSimdgroupBarrier && active->flags != 0) ++simdgroup_phases_[first / kSimdgroupThreads];
+  for (uint32_t lane = 0; lane < lanes; ++lane) fibers_[first + lane].wait = Wait::kNothing;
+  return true;
 }
 
 /*! \brief Lets the threadgroup go on if all its threads wait at the same barrier; false if all have ended. */
@@ -366,11 +391,9 @@ void Execution::RunThreadgroup() {
   for (uint32_t thread = 0; thread < count_; ++thread) Start(thread);
   do {
     if (settings_.order == Order::kRandom) Permute(&order_);
-    do {
-      for (uint32_t thread : order_) {
-        if (fibers_[thread].wait == Wait::kNothing) Resume(thread);
-      }
-    } while (ReleaseSimdgroups());
+    for (uint32_t thread : order_) {  // SIMD-groups in the order of their first threads
+      if (fibers_[thread].wait == Wait::kNothing) RunSimdgroup(thread / kSimdgroupThreads * kSimdgroupThreads);
+    }
   } while (ReleaseThreadgroup());
 }
 
