@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: tests compare one thread with two
+# Test processes share the processors: threads that wait for work must not keep others from theirs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ["KOKORO_TVM_TUNING"] = "/nonexistent"  # this user's tuning records would change what is compiled
 os.environ["HF_HUB_OFFLINE"] = "1"  # a voice or checkpoint that is not found is not worth a wait for the network
 
