@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "test-cache"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def _run(*command: object, cwd: Path | None = None) -> str:
@@ -41,21 +42,9 @@ def _hash(*paths: Path) -> str:
 
 
 def _wheel(folder: Path) -> Path:
+    """Of these sources; what is in C++ was compiled when they were installed."""
     shutil.rmtree(folder, ignore_errors=True)
-    _run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-C",
-        "build-dir=build/test-wheel",
-        "-w",
-        folder,
-        ROOT,
-    )
+    _run(*PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT)
     (wheel,) = folder.glob("kokoro_tvm-*.whl")
     return wheel
 
@@ -72,10 +61,9 @@ def speaker() -> Path:
     fresh = not stamp.is_file()
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-        _run(sys.executable, "-m", "venv", folder)
-    pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        _run(sys.executable, "-m", "venv", "--without-pip", folder)
     wheel = _wheel(CACHE / "wheel")
-    _run(*pip, *([f"{wheel}[onnx]"] if fresh else ["--no-deps", "--force-reinstall", wheel]))
+    _run(*PIP, "--python", python, "install", "-q", *([f"{wheel}[onnx]"] if fresh else ["--no-deps", "--force-reinstall", wheel]))
     stamp.write_text(sources, encoding="utf-8")
     return python
 

@@ -13,6 +13,9 @@ from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.runtime import cpu
+from kokoro_tvm.validate import tolerances
+from kokoro_tvm.validate.metrics import compare
+from kokoro_tvm.validate.tolerances import operator_tolerance
 
 TARGET = {"kind": "llvm", "mcpu": "znver4", "mtriple": "x86_64-unknown-linux-gnu"}
 RUNS = pytest.mark.skipif(
@@ -86,8 +89,8 @@ def test_pairs_are_neighbouring_inputs_of_one_output(c_in):
         assert not pairs[:, :, -1, :, 1].any()
 
 
-def _emulated(conv, scheme, x, weight):
-    """The convolution of whole numbers: transforms exact, factors rounded, the rest in float64."""
+def _emulated(conv, scheme, x, weight, add=np.matmul):
+    """The convolution of ``x`` [rows, C_in]: factors rounded, the rest in float64; ``add`` sums up products over channels."""
     rows = conv.steps(len(x))
     tiles_, segments = -(-rows // scheme.outputs), scheme.segments(conv.taps)
     padded = np.zeros(((tiles_ + segments) * scheme.outputs + scheme.size, conv.c_in))
@@ -101,7 +104,7 @@ def _emulated(conv, scheme, x, weight):
     sums = np.zeros((tiles_, scheme.size, conv.c_out))
     for product in range(scheme.products(conv.taps)):
         p, s = divmod(product, segments)
-        sums[:, p] += points[s : s + tiles_, p] @ factors[:, product].T
+        sums[:, p] += add(points[s : s + tiles_, p], factors[:, product].T)
     return np.einsum("qp,ipd->iqd", to_rows, sums).reshape(-1, conv.c_out)[:rows]
 
 
@@ -120,6 +123,34 @@ def test_rounds_as_its_twin_does(wide, taps):
     # The twin does round: the exact convolution is much farther away.
     exact = conv1d.reference(conv, x, [150], weight)
     assert winograd.tolerance(scheme) < wide.error(y, exact) <= winograd.tolerance(scheme, "bfloat16")
+
+
+def _sums_in_bfloat16(a, b):
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for k in range(len(b)):
+        total = bf16.values(bf16.rounded(total + np.outer(a[:, k], b[k]).astype(np.float32)))
+    return total
+
+
+@pytest.mark.parametrize("taps", [3, 7, 11])
+def test_validators_allow_for_the_rounding_of_factors_alone(taps):
+    """Data without structure, for which the floor of a convolution was worked out."""
+    conv = replace(PLAIN, taps=taps, padding_left=taps // 2, padding_right=taps // 2, bias=False)
+    rng = np.random.default_rng(taps)
+    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((200, conv.c_in), (conv.c_out, conv.c_in, taps)))
+    (exact,) = conv1d.reference(conv, x[None], [len(x)], weight)
+    floor = operator_tolerance("conv1d", "bf16")
+    assert floor.passes(compare(_emulated(conv, _scheme(conv), x, weight), exact))
+    assert not floor.passes(compare(_emulated(conv, _scheme(conv), x, weight, _sums_in_bfloat16), exact))
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [(winograd.F43, tolerances._F43), (winograd.F44, tolerances._F44)])
+def test_validators_know_the_transforms(scheme, expected):
+    to_points, to_rows = winograd._rows(scheme.input_stages), winograd._rows(scheme.output_stages)
+    products = np.linalg.norm(to_points, axis=1) * np.linalg.norm(np.array(scheme.weight_transform, np.float64), axis=1)
+    power = ((to_rows * products) ** 2).sum(axis=1) / scheme.taps
+    assert power.mean() == pytest.approx(expected, rel=0.01)
+    assert power.max() == pytest.approx(winograd.amplification(scheme) ** 2)
 
 
 @RUNS

@@ -59,18 +59,33 @@ AUDIO_CHAINED = Tolerance(
     "F0 rounded to float32 leaves 35 dB, F0 at 100 dB 10 to 25, as bins at ±π flip (all in float64); other noise -1 dB",
 )
 
+_F43, _F44 = 6.0, 15.9
+"""What ``winograd.F43`` (3 taps) and ``F44`` (7 and 11) multiply the power of rounding errors by, compared with a direct sum: the
+mean over a tile's rows of the square of what ``winograd.amplification`` takes the largest of."""
+
+
+def _rounded(name: str, amplification: float, reason: str) -> Tolerance:
+    """What bfloat16 products may cost.
+
+    Rounding values with a normal distribution to 8 bits adds 0.18 of the squared unit roundoff to their power, 55.6 dB; a product
+    has two factors. Errors of layers in a row are independent, so their powers add up. Twice that power is allowed, as the
+    products of real layers are not quite independent.
+
+    Args:
+        name: For reports.
+        amplification: What each layer's transform multiplies the power by, summed up over the longest row of layers.
+        reason: Which layers.
+    """
+    unit_roundoff = 2.0**-8
+    power = 2 * (2 * 0.18 * unit_roundoff**2) * amplification
+    return Tolerance(f"{name}, bf16", round(-10 * math.log10(power), 1), f"two factors of 8 bits, {reason}")
+
+
 _ROUNDED = {
-    TRUNK: Tolerance(
-        "decoder blocks, bf16",
-        28.0,
-        "factors with 8 bits leave 53 dB, transforms along time take 15: 38 dB a layer, of which ten stand in a row",
-    ),
-    GENERATOR: Tolerance("generator, bf16", 25.0, "as the decoder's blocks, fourteen layers in a row and their residual sums"),
-    DECODER: Tolerance("decoder, bf16", 20.0, "both in a row leave 24 dB; exp and sine then magnify what conv_post gets"),
+    TRUNK: _rounded("decoder blocks", 10 * _F43, "ten layers of three taps in a row"),
+    GENERATOR: _rounded("generator", 18 * _F44, "a noise block and a residual block at either rate in a row, six layers each"),
+    DECODER: _rounded("decoder", 10 * _F43 + 18 * _F44, "the layers of trunk and generator in a row"),
 }
-"""With bfloat16 products. A factor rounded to 8 bits has an error of 2^-8 / sqrt(3) of the power of two below it, 0.15 % of its
-size on average: 56 dB, 53 with both factors. ``winograd.amplification`` of F(4,4) is 15 dB; n layers in a row have n such errors,
-10 log10 n dB more."""
 
 
 def for_dtype(tolerance: Tolerance, dtype: str) -> Tolerance:
@@ -87,7 +102,7 @@ _OPERATORS = {
     "harmonic_source": Tolerance("harmonic source", 120.0, "float64 inside, float32 noise added"),
     "stft": Tolerance("STFT", 95.0, "float64 inside; phases of ±π are compared as they are, not modulo 2π"),
 }
-_CONVOLUTION_BF16 = Tolerance("convolution, bf16", 36.0, "factors with 8 bits leave 53 dB, transforms along time take 15 of them")
+_CONVOLUTION_BF16 = _rounded("convolution", _F44, "magnified by transforms along time")
 _MOVES = Tolerance("copy", math.inf, "moves values")
 _OTHER = Tolerance("operator", 120.0, "a few float32 operations per value")
 
