@@ -91,6 +91,7 @@ def test_info(tiny_artifact: Path, command_line: CommandLine) -> None:
     manifest = read_manifest(tiny_artifact)
     for part in (
         manifest.target.mcpu,
+        manifest.dtype,
         "512 tokens",
         "synthetic",
         *manifest.components,

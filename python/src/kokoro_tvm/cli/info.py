@@ -42,6 +42,7 @@ def _rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("CPU features", " ".join(target.features) or "baseline"),
         ("capacity", f"{manifest.seq_len} tokens, {manifest.aligned_len} frames ({manifest.aligned_len / 40:.1f} s)"),
         ("lstm", manifest.lstm_method),
+        ("dtype", manifest.dtype),
         ("checkpoint", f"{checkpoint.source}{' (synthetic)' if checkpoint.synthetic else ''}, sha256 {checkpoint.sha256}"),
         ("vocabulary", f"{len(manifest.model.vocab)} symbols"),
     ]
