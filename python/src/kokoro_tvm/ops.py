@@ -12,7 +12,7 @@ Shape legend: B batch, N tokens, M frames, T time rows, C channels, D style, S a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 NAMESPACE = "kokoro_tvm"
@@ -28,6 +28,46 @@ def _conv1d(x: Shape, weight: Shape, stride: int, **_: Any) -> Shape:
 
 def _conv_transpose1d(x: Shape, weight: Shape, stride: int, reflect: int, **_: Any) -> Shape:
     return (x[0], x[1] * stride + reflect, weight[1])
+
+
+TENSORS: dict[str, tuple[str, ...]] = {
+    "conv1d": ("x", "lengths", "weight", "bias", "coef", "alpha", "residual", "residual2"),
+    "conv_transpose1d": ("x", "lengths", "weight", "bias", "residual"),
+    "adain": ("x", "lengths", "affine", "weight", "bias"),
+    "depthwise_upsample": ("x", "lengths", "coef", "weight", "bias"),
+    "layer_norm": ("x", "lengths", "weight", "bias"),
+    "ada_layer_norm": ("x", "lengths", "affine", "style"),
+    "append_style": ("x", "lengths", "style"),
+    "embed": ("ids", "lengths", "table", "positions"),
+    "attention": ("qkv", "lengths"),
+    "bilstm": ("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh"),
+    "sigmoid_sum": ("x", "lengths"),
+    "to_rows": ("x", "lengths"),
+    "to_columns": ("x", "lengths"),
+    "mask_rows": ("x", "lengths"),
+    "concat": ("xs*", "lengths"),
+    "style_linear": ("style", "weight", "bias"),
+    "harmonic_source": ("f0", "lengths", "noise", "weight", "bias"),
+    "stft": ("x", "lengths"),
+    "istft": ("x", "lengths"),
+}
+"""Operator to its tensor arguments in schema order; ``*``: a list."""
+
+
+def tensor_names(operator: str, absent: Sequence[str], count: int) -> list[str]:
+    """Names of the tensors of a call in order; those of a list are ``name.0``, ``name.1`` and so on.
+
+    Raises:
+        ValueError: ``count`` tensors cannot be what the operator takes.
+    """
+    names = [n for n in TENSORS[operator] if n not in absent]
+    extra = count - len(names)
+    if extra < 0 or (extra and not any(n.endswith("*") for n in names)):
+        raise ValueError(f"{operator} takes {', '.join(names)}, got {count} tensors")
+    result: list[str] = []
+    for name in names:
+        result += [f"{name[:-1]}.{i}" for i in range(extra + 1)] if name.endswith("*") else [name]
+    return result
 
 
 SHAPES: dict[str, Callable[..., Shape]] = {

@@ -24,7 +24,7 @@ from kokoro_tvm.bench.peaks import Peaks
 from kokoro_tvm.bench.peers import Window
 from kokoro_tvm.bench.utterance import utterance
 from kokoro_tvm.bench.work import CONVOLUTION, PARTS, PRODUCT, REST, kind, operations
-from kokoro_tvm.passes.lower_operators import RULES
+from kokoro_tvm.ops import tensor_names
 from kokoro_tvm.runtime.alignment import frame_counts
 from kokoro_tvm.runtime.synthesis import Synthesizer
 
@@ -275,10 +275,8 @@ def _base(name: str) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """Argument names of the operator's tensors, lists repeated."""
-    absent = json.loads(plan.attributes)["absent"]
-    names = [n for n in RULES[plan.operator][0] if n not in absent]
-    extra = len(plan.shapes) - len(names)
-    return [n.rstrip("*") for n in names for _ in range(1 + extra if n.endswith("*") else 1)]
+    names = tensor_names(plan.operator, json.loads(plan.attributes)["absent"], len(plan.shapes))
+    return [name.partition(".")[0] for name in names]
 
 
 def _shapes(plan: Plan, names: Sequence[str], call: _Call, literal: bool) -> dict[str, Sequence[int | None]]:

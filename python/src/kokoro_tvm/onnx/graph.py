@@ -19,9 +19,8 @@ from kokoro_tvm.onnx.operators import (
     call_attributes,
     function,
     read_attributes,
-    tensor_names,
 )
-from kokoro_tvm.ops import NAMESPACE
+from kokoro_tvm.ops import NAMESPACE, tensor_names
 from kokoro_tvm.stages import ENCODERS
 
 IR_VERSION = 10

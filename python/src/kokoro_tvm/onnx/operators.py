@@ -14,7 +14,7 @@ Shape legend: B batch, N tokens, M frames, T time rows, C channels, H hidden, F 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -533,44 +533,28 @@ def _overlapped(f: Body, frames: Value, hop: int, overlap: int) -> Value:
     return total
 
 
-OPERATORS: dict[str, tuple[tuple[str, ...], Callable[[Body], Value]]] = {
-    "conv1d": (("x", "lengths", "weight", "bias", "coef", "alpha", "residual", "residual2"), _conv1d),
-    "conv_transpose1d": (("x", "lengths", "weight", "bias", "residual"), _conv_transpose1d),
-    "adain": (("x", "lengths", "affine", "weight", "bias"), _adain),
-    "depthwise_upsample": (("x", "lengths", "coef", "weight", "bias"), _depthwise_upsample),
-    "layer_norm": (("x", "lengths", "weight", "bias"), _layer_norm),
-    "ada_layer_norm": (("x", "lengths", "affine", "style"), _ada_layer_norm),
-    "append_style": (("x", "lengths", "style"), _append_style),
-    "embed": (("ids", "lengths", "table", "positions"), _embed),
-    "attention": (("qkv", "lengths"), _attention),
-    "bilstm": (("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh"), _bilstm),
-    "sigmoid_sum": (("x", "lengths"), _sigmoid_sum),
-    "to_rows": (("x", "lengths"), _to_rows),
-    "to_columns": (("x", "lengths"), _to_columns),
-    "mask_rows": (("x", "lengths"), _mask_rows),
-    "concat": (("xs*", "lengths"), _concat),
-    "style_linear": (("style", "weight", "bias"), _style_linear),
-    "harmonic_source": (("f0", "lengths", "noise", "weight", "bias"), _harmonic_source),
-    "stft": (("x", "lengths"), _stft),
-    "istft": (("x", "lengths"), _istft),
+OPERATORS: dict[str, Callable[[Body], Value]] = {
+    "conv1d": _conv1d,
+    "conv_transpose1d": _conv_transpose1d,
+    "adain": _adain,
+    "depthwise_upsample": _depthwise_upsample,
+    "layer_norm": _layer_norm,
+    "ada_layer_norm": _ada_layer_norm,
+    "append_style": _append_style,
+    "embed": _embed,
+    "attention": _attention,
+    "bilstm": _bilstm,
+    "sigmoid_sum": _sigmoid_sum,
+    "to_rows": _to_rows,
+    "to_columns": _to_columns,
+    "mask_rows": _mask_rows,
+    "concat": _concat,
+    "style_linear": _style_linear,
+    "harmonic_source": _harmonic_source,
+    "stft": _stft,
+    "istft": _istft,
 }
-"""Operator to its tensor arguments in schema order (``*``: a list) and what emits its body."""
-
-
-def tensor_names(operator: str, absent: Sequence[str], count: int) -> list[str]:
-    """Names of the tensors of a call in order; those of a list are ``name.0``, ``name.1`` and so on.
-
-    Raises:
-        ValueError: ``count`` tensors cannot be what the operator takes.
-    """
-    names = [n for n in OPERATORS[operator][0] if n not in absent]
-    extra = count - len(names)
-    if extra < 0 or (extra and not any(n.endswith("*") for n in names)):
-        raise ValueError(f"{operator} takes {', '.join(names)}, got {count} tensors")
-    result: list[str] = []
-    for name in names:
-        result += [f"{name[:-1]}.{i}" for i in range(extra + 1)] if name.endswith("*") else [name]
-    return result
+"""Operator to what emits its body."""
 
 
 def function(
@@ -580,7 +564,7 @@ def function(
 
     Args:
         operator: Its name.
-        tensors: Extents of its tensors, by the names of ``tensor_names``, in order.
+        tensors: Extents of its tensors, by the names of ``ops.tensor_names``, in order.
         attributes: The vocabulary's other arguments, without ``absent``.
         wide: Whether convolutions sum in float64, where ONNX Runtime's float32 products lose up to 4 dB more than PyTorch's.
 
@@ -591,7 +575,7 @@ def function(
         if isinstance(value, int) and not 0 <= value < _LIMITS.get(name, 2**20):
             raise ValueError(f"{name} is {value}")
     body = Body(tensors, attributes, wide)
-    result = OPERATORS[operator][1](body)
+    result = OPERATORS[operator](body)
     body.nodes.append(helper.make_node("Identity", [result.name], ["y"]))
     proto = helper.make_function(
         NAMESPACE, operator, list(tensors), ["y"], body.nodes, [helper.make_opsetid("", OPSET)], list(attributes)

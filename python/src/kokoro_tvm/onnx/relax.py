@@ -14,8 +14,8 @@ from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, tirx
 
 from kokoro_tvm.onnx.files import OnnxComponent
-from kokoro_tvm.onnx.operators import read_attributes, tensor_names
-from kokoro_tvm.ops import NAMESPACE
+from kokoro_tvm.onnx.operators import read_attributes
+from kokoro_tvm.ops import NAMESPACE, tensor_names
 from kokoro_tvm.relax_component import RelaxComponent, call_operator
 from kokoro_tvm.stages import COMPONENTS, Dim
 

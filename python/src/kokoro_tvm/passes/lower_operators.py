@@ -27,7 +27,7 @@ from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.records import layer_name
 from kokoro_tvm.kernels.selection import Tile, kernel_set
-from kokoro_tvm.ops import NAMESPACE
+from kokoro_tvm.ops import NAMESPACE, tensor_names
 from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
@@ -279,28 +279,28 @@ def _rows(module: str, function: str, name: str, axis: int = -1) -> Rule:
 
 Rule = Callable[[OperatorCall, Lowering], relax.Expr]
 
-RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
-    "conv1d": (("x", "lengths", "weight", "bias", "coef", "alpha", "residual", "residual2"), _conv1d),
-    "conv_transpose1d": (("x", "lengths", "weight", "bias", "residual"), _conv_transpose1d),
-    "adain": (("x", "lengths", "affine", "weight", "bias"), _adain),
-    "depthwise_upsample": (("x", "lengths", "coef", "weight", "bias"), _depthwise_upsample),
-    "layer_norm": (("x", "lengths", "weight", "bias"), _layer_norm),
-    "ada_layer_norm": (("x", "lengths", "affine", "style"), _ada_layer_norm),
-    "append_style": (("x", "lengths", "style"), _append_style),
-    "embed": (("ids", "lengths", "table", "positions"), _embed),
-    "attention": (("qkv", "lengths"), _attention),
-    "bilstm": (("x", "lengths", "w_ih", "w_hh", "b_ih", "b_hh"), _bilstm),
-    "sigmoid_sum": (("x", "lengths"), _rows("sigmoid_sum", "kernel", "sigmoid_sum")),
-    "to_rows": (("x", "lengths"), _rows("layout", "to_rows", "to_rows", axis=1)),
-    "to_columns": (("x", "lengths"), _rows("layout", "to_columns", "to_columns")),
-    "mask_rows": (("x", "lengths"), _rows("layout", "mask_rows", "mask_rows")),
-    "concat": (("xs*", "lengths"), _concat),
-    "style_linear": (("style", "weight", "bias"), _style_linear),
-    "harmonic_source": (("f0", "lengths", "noise", "weight", "bias"), _harmonic_source),
-    "stft": (("x", "lengths"), _spectral("stft")),
-    "istft": (("x", "lengths"), _spectral("istft")),
+RULES: dict[str, Rule] = {
+    "conv1d": _conv1d,
+    "conv_transpose1d": _conv_transpose1d,
+    "adain": _adain,
+    "depthwise_upsample": _depthwise_upsample,
+    "layer_norm": _layer_norm,
+    "ada_layer_norm": _ada_layer_norm,
+    "append_style": _append_style,
+    "embed": _embed,
+    "attention": _attention,
+    "bilstm": _bilstm,
+    "sigmoid_sum": _rows("sigmoid_sum", "kernel", "sigmoid_sum"),
+    "to_rows": _rows("layout", "to_rows", "to_rows", axis=1),
+    "to_columns": _rows("layout", "to_columns", "to_columns"),
+    "mask_rows": _rows("layout", "mask_rows", "mask_rows"),
+    "concat": _concat,
+    "style_linear": _style_linear,
+    "harmonic_source": _harmonic_source,
+    "stft": _spectral("stft"),
+    "istft": _spectral("istft"),
 }
-"""Operator to its tensor arguments in schema order (``*``: a list) and its rule."""
+"""Operator to its rule."""
 
 
 def _accumulate(function: str) -> Accumulate:
@@ -314,14 +314,13 @@ def _products(function: str, dtype: Dtype) -> Products:
 def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> OperatorCall:
     *tensors, last = arguments
     attributes = json.loads(last.value)
-    names = [n for n in RULES[name][0] if n not in attributes["absent"]]
     found: dict[str, Any] = {}
-    extra = len(tensors) - len(names)
-    for n in names:
-        if n.endswith("*"):
-            found[n[:-1]], tensors = tensors[: extra + 1], tensors[extra + 1 :]
+    for label, tensor in zip(tensor_names(name, attributes["absent"], len(tensors)), tensors, strict=True):
+        argument, _, place = label.partition(".")
+        if place:
+            found.setdefault(argument, []).append(tensor)
         else:
-            found[n], *tensors = tensors
+            found[argument] = tensor
     return OperatorCall(found, attributes, out)
 
 
@@ -356,7 +355,7 @@ class _Mutator(relax.PyExprMutator):
         if name not in RULES:
             return call
         operator = _parsed(name, list(call.args[1].fields), call.ty_args[0])
-        return RULES[name][1](operator, self.lowering)
+        return RULES[name](operator, self.lowering)
 
 
 @relax.expr_functor.mutator
