@@ -139,12 +139,12 @@ class Runner {
         } else {
           const int64_t lane = chunk->rows % kGroupRows;
           group[lane] = arrays_.x + row * shape_.input;
-          if (lane == kGroupRows - 1) Transpose(group, kGroupRows, chunk->x + (chunk->rows - lane) * shape_.input);
+          if (lane == kGroupRows - 1) MakeLanes(group, chunk->rows - lane, kGroupRows, chunk);
         }
       }
     }
     const int64_t rest = chunk->rows % kGroupRows;
-    if (!arrays_.gates && rest > 0) Transpose(group, rest, chunk->x + (chunk->rows - rest) * shape_.input);
+    if (!arrays_.gates && rest > 0) MakeLanes(group, chunk->rows - rest, rest, chunk);
     return chunk->begin < chunk->end;
   }
 
@@ -238,12 +238,9 @@ class Runner {
     return arrays_.y + ((track.samples[j] * shape_.steps + t) * 2 + track.direction) * shape_.hidden;
   }
 
-  /*! \brief Make lanes of at most kGroupRows rows of x; zeros in the rest. */
-  void Transpose(const float* const* rows, int64_t count, float* to) const {
-    for (int64_t k = 0; k < shape_.input; ++k, to += kGroupRows) {
-      for (int64_t i = 0; i < count; ++i) to[i] = rows[i][k];
-      std::fill(to + count, to + kGroupRows, 0.0f);
-    }
+  /*! \brief Transpose `count` rows of x, which are the chunk's from `row` on. */
+  void MakeLanes(const float* const* rows, int64_t row, int64_t count, Chunk* chunk) const {
+    kernels_.lanes(rows, count, shape_.input, chunk->x + row * shape_.input);
   }
 
   void LoadState(const float* from, int64_t offset, float* to) const {

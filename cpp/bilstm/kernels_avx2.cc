@@ -64,7 +64,7 @@ struct Avx2 {
 
 }  // namespace
 
-const Kernels kAvx2Kernels = {ProjectKernel<Avx2>, RecurKernel<Avx2>, nullptr, CellKernel<Avx2>};
+const Kernels kAvx2Kernels = {LanesKernel<Avx2>, ProjectKernel<Avx2>, RecurKernel<Avx2>, nullptr, CellKernel<Avx2>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm

@@ -6,11 +6,12 @@
  * function of the standard library is used: the linker would keep one copy for all files, perhaps one that this CPU
  * cannot run.
  *
- * V provides: Reg, kLanes, kMaxRows (rows of a that fit the register file beside 4 rows of w), Zero, Set, Load, Store,
+ * V provides: Reg, kLanes, kMaxRows (rows of a tile: they fit the register file beside 4 rows of w), Zero, Set, Load, Store,
  * LoadPartial (zeros in the rest) and StorePartial of the first n lanes, Add, Sub, Mul, Div, MulAdd(a, b, c) = a b + c,
  * Max(a, b) and Min(a, b) that return b where b is NaN, Abs, CopySign(magnitude, sign), Round (to nearest),
  * Pow2 of an integral value in [-126, 127], and AddSums4(out, a, b, c, d): out[i] += sum of the lanes of the i-th
- * register; StoreColumns4(out, ld, n, a, b, c, d): the i-th of the first n lanes of the four side by side at
+ * register, and with 16 lanes AddSums4x4(out, ld, s), with the same bits: out[m ld + n] += sum of the lanes of
+ * s[4 n + m]; StoreColumns4(out, ld, n, a, b, c, d): the i-th of the first n lanes of the four side by side at
  * out + i ld. For the projection: kVectors of rows by kCols columns (a multiple of 4) that fit the register file beside
  * kVectors of x; kSide, whether the recurrence fits in beside them.
  */
@@ -98,12 +99,16 @@ KOKORO_TVM_FLATTEN void Tile(const float* a, int64_t lda, const float* w, int64_
   add_vectors(k, vectors);
   if (vectors < depth) add([=](const float* row) { return V::LoadPartial(row + vectors, depth - vectors); });
   Unroll<kSums>([&](int i) { sum[i] = V::Add(total[i], sum[i]); });
-  Unroll<kRows>([&](int m) {
-    Unroll<kCols / 4>([&](int q) {
-      const Reg* s = sum + 4 * q * kRows + m;
-      V::AddSums4(c + m * ldc + 4 * q, s[0], s[kRows], s[2 * kRows], s[3 * kRows]);
+  if constexpr (kSums == V::kLanes && kRows == 4) {
+    V::AddSums4x4(c, ldc, sum);
+  } else {
+    Unroll<kRows>([&](int m) {
+      Unroll<kCols / 4>([&](int q) {
+        const Reg* s = sum + 4 * q * kRows + m;
+        V::AddSums4(c + m * ldc + 4 * q, s[0], s[kRows], s[2 * kRows], s[3 * kRows]);
+      });
     });
-  });
+  }
 }
 
 /*! \brief Some columns of `rows` <= kRows rows of c. Each tile prefetches kPrefetch rows of w, from next_col on. */
@@ -210,10 +215,29 @@ inline void SideBlock(Side* side, const F& beside) {
   --side->blocks;
 }
 
-/*! \brief gates[rows, kCols] = x w^T + bias for kVectors vectors of rows, and as many blocks of `side` as fit in. */
+template <class V>
+void LanesKernel(const float* const* rows, int64_t count, int64_t depth, float* to) {
+  constexpr int64_t kAhead = 4 * kLine;  // so many rows at a time are more than the hardware foresees
+  for (int64_t k = 0; k < depth; k += V::kLanes) {
+    const int64_t n = depth - k < V::kLanes ? depth - k : V::kLanes;
+    const auto load = [&](int64_t i) {
+      return i >= count ? V::Zero() : n == V::kLanes ? V::Load(rows[i] + k) : V::LoadPartial(rows[i] + k, n);
+    };
+    for (int64_t i = 0; i < count && k + kAhead < depth; ++i) __builtin_prefetch(rows[i] + k + kAhead);
+    for (int64_t i = 0; i < kGroupRows; i += 4) {
+      V::StoreColumns4(to + k * kGroupRows + i, kGroupRows, n, load(i), load(i + 1), load(i + 2), load(i + 3));
+    }
+  }
+}
+
+/*!
+ * \brief gates[rows, kCols] = x w^T + bias for kVectors vectors of rows, and as many blocks of `side` as fit in.
+ *
+ * Meanwhile 4 rows of w, from `next` on, are brought into the cache.
+ */
 template <class V, int kVectors, int kCols>
-KOKORO_TVM_FLATTEN void Panel(const float* x, const float* w, int64_t depth, const float* bias, float* gates,
-                              int64_t ld_gates, int64_t rows, Side* side) {
+KOKORO_TVM_FLATTEN void Panel(const float* x, const float* w, int64_t depth, const float* next, const float* bias,
+                              float* gates, int64_t ld_gates, int64_t rows, Side* side) {
   using Reg = typename V::Reg;
   constexpr int kSums = kVectors * kCols;
   constexpr int kSideBlocks = kTerms * V::kLanes / kSideDepth;  // in the time of kTerms terms
@@ -249,7 +273,10 @@ KOKORO_TVM_FLATTEN void Panel(const float* x, const float* w, int64_t depth, con
         continue;
       }
     }
-    Unroll<kTerms>(add_term);
+    Unroll<kTerms>([&](int i) {
+      if (i % (kLine / 4) == 0) __builtin_prefetch(next + 4 * (k + i));
+      add_term(i);
+    });
   }
   for (; k < depth; ++k) add(k);
   Reg out[kSums];
@@ -266,7 +293,7 @@ KOKORO_TVM_FLATTEN void Panel(const float* x, const float* w, int64_t depth, con
   });
 }
 
-/*! \brief kCols columns of all rows. */
+/*! \brief kCols columns of all rows. The first two tiles of rows fetch the first and the last 4 of the next columns. */
 template <class V, int kCols>
 inline void PanelColumn(const Projection& p, int64_t col, Side* side) {
   constexpr int64_t kStep = V::kVectors * V::kLanes;
@@ -275,10 +302,13 @@ inline void PanelColumn(const Projection& p, int64_t col, Side* side) {
     const float* x = p.x + row / kGroupRows * kGroupRows * p.depth + row % kGroupRows;
     float* gates = p.gates + row * p.ld_gates + col;
     const int64_t rows = p.rows - row;
+    const int64_t ahead = col + kCols + (row < kStep ? 0 : kCols - 4);
+    const float* next = side || ahead + 4 > p.cols ? w : p.w + ahead * p.depth;
     if (2 * rows <= kStep) {
-      Panel<V, V::kVectors / 2, kCols>(x, w, p.depth, p.bias + col, gates, p.ld_gates, rows, side);
+      Panel<V, V::kVectors / 2, kCols>(x, w, p.depth, next, p.bias + col, gates, p.ld_gates, rows, side);
     } else {
-      Panel<V, V::kVectors, kCols>(x, w, p.depth, p.bias + col, gates, p.ld_gates, rows < kStep ? rows : kStep, side);
+      Panel<V, V::kVectors, kCols>(x, w, p.depth, next, p.bias + col, gates, p.ld_gates, rows < kStep ? rows : kStep,
+                                   side);
     }
   }
 }

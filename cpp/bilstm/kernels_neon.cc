@@ -56,7 +56,7 @@ struct Neon {
 
 }  // namespace
 
-const Kernels kNeonKernels = {ProjectKernel<Neon>, RecurKernel<Neon>, nullptr, CellKernel<Neon>};
+const Kernels kNeonKernels = {LanesKernel<Neon>, ProjectKernel<Neon>, RecurKernel<Neon>, nullptr, CellKernel<Neon>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm

@@ -97,7 +97,7 @@ struct Portable {
 
 }  // namespace
 
-const Kernels kPortableKernels = {ProjectKernel<Portable>, RecurKernel<Portable>, nullptr, CellKernel<Portable>};
+const Kernels kPortableKernels = {LanesKernel<Portable>, ProjectKernel<Portable>, RecurKernel<Portable>, nullptr, CellKernel<Portable>};
 
 }  // namespace bilstm
 }  // namespace kokoro_tvm
