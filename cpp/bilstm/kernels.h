@@ -50,7 +50,7 @@ struct Recurrence {
 };
 
 struct Kernels {
-  /*! \brief rows [count][depth] -> to [depth, kGroupRows], transposed; count <= kGroupRows, zeros in the lanes past it. */
+  /*! \brief rows [count][depth], count <= kGroupRows -> to [depth, kGroupRows], transposed; zeros past count. */
   void (*lanes)(const float* const* rows, int64_t count, int64_t depth, float* to);
   /*! \brief The part-th of `parts` equal shares of the columns. */
   void (*project)(const Projection& args, int64_t part, int64_t parts);

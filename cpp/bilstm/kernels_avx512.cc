@@ -44,8 +44,8 @@ struct Avx512 {
     const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
     return _mm256_add_ps(_mm512_castps512_ps256(v), upper);
   }
-  // Both add lanes i and i + 8 first, then i and i + 4, i + 2, i + 1: the same bits. Two registers meet in one addition:
-  // a blend takes one half of the lanes of each, a shuffle brings the other halves to the same places.
+  // Both add lanes i and i + 8 first, then i and i + 4, i + 2, i + 1: the same bits. Two registers meet in an addition:
+  // a blend takes half of the lanes of each, a shuffle brings the other halves to the same places.
   static void AddSums4(float* out, Reg a, Reg b, Reg c, Reg d) {
     const auto fold4 = [](__m256 p, __m256 q) {
       return _mm256_add_ps(_mm256_blend_ps(p, q, 0xF0), _mm256_permute2f128_ps(p, q, 0x21));

@@ -6,11 +6,11 @@
  * function of the standard library is used: the linker would keep one copy for all files, perhaps one that this CPU
  * cannot run.
  *
- * V provides: Reg, kLanes, kMaxRows (rows of a tile: they fit the register file beside 4 rows of w), Zero, Set, Load, Store,
- * LoadPartial (zeros in the rest) and StorePartial of the first n lanes, Add, Sub, Mul, Div, MulAdd(a, b, c) = a b + c,
- * Max(a, b) and Min(a, b) that return b where b is NaN, Abs, CopySign(magnitude, sign), Round (to nearest),
- * Pow2 of an integral value in [-126, 127], and AddSums4(out, a, b, c, d): out[i] += sum of the lanes of the i-th
- * register, and with 16 lanes AddSums4x4(out, ld, s), with the same bits: out[m ld + n] += sum of the lanes of
+ * V provides: Reg, kLanes, kMaxRows (rows of a tile: they fit the register file beside 4 rows of w), Zero, Set, Load,
+ * Store, LoadPartial (zeros in the rest) and StorePartial of the first n lanes, Add, Sub, Mul, Div,
+ * MulAdd(a, b, c) = a b + c, Max(a, b) and Min(a, b) that return b where b is NaN, Abs, CopySign(magnitude, sign), Round
+ * (to nearest), Pow2 of an integral value in [-126, 127], and AddSums4(out, a, b, c, d): out[i] += sum of the lanes of
+ * the i-th register, and with 16 lanes AddSums4x4(out, ld, s), to the same bits: out[m ld + n] += sum of the lanes of
  * s[4 n + m]; StoreColumns4(out, ld, n, a, b, c, d): the i-th of the first n lanes of the four side by side at
  * out + i ld. For the projection: kVectors of rows by kCols columns (a multiple of 4) that fit the register file beside
  * kVectors of x; kSide, whether the recurrence fits in beside them.
@@ -98,7 +98,7 @@ KOKORO_TVM_FLATTEN void Tile(const float* a, int64_t lda, const float* w, int64_
   }
   add_vectors(k, vectors);
   if (vectors < depth) add([=](const float* row) { return V::LoadPartial(row + vectors, depth - vectors); });
-  Unroll<kSums>([&](int i) { sum[i] = V::Add(total[i], sum[i]); });
+  if (k > 0) Unroll<kSums>([&](int i) { sum[i] = V::Add(total[i], sum[i]); });
   if constexpr (kSums == V::kLanes && kRows == 4) {
     V::AddSums4x4(c, ldc, sum);
   } else {
@@ -206,7 +206,6 @@ inline void SideBlock(Side* side, const F& beside) {
     const Reg h = V::Load(side->h + i * V::kLanes);
     Unroll<8>([&](int n) { sum[n] = V::MulAdd(h, V::Load(w + n * kSideDepth + i * V::kLanes), sum[n]); });
   });
-  Unroll<8>([&](int n) { sum[n] = V::Add(V::Zero(), sum[n]); });  // to the bit as Tile does
   Unroll<2>([&](int q) {
     V::AddSums4(side->gates + 4 * q, sum[4 * q], sum[4 * q + 1], sum[4 * q + 2], sum[4 * q + 3]);
   });
