@@ -37,8 +37,6 @@ def test_unknown_layout():
         pack("sideways", WEIGHT, tiles.AVX2)
 
 
-def test_tile_refuses_what_spills():
-    with pytest.raises(ValueError, match="1024 bytes"):
-        Tile(lanes=16, vectors=4, rows=8, block=96)
+def test_tile_refuses_a_block_of_broken_tiles():
     with pytest.raises(ValueError, match="multiple"):
         Tile(lanes=8, vectors=2, rows=5, block=96)

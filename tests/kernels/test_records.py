@@ -50,11 +50,11 @@ def test_damaged_file(content, tmp_path):
 
 def test_a_recorded_layer_gets_its_tile_and_others_the_default():
     tuned = records.with_records(tile.AVX2, [RECORD])
-    assert tuned.best(RECORD.layer) == tile.Tile(8, 1, 12, 48, 128, "direct")
+    assert tuned.best(RECORD.layer) == tile.Tile(8, 1, 12, 48, 128, "direct", tile.AVX2.packed)
     assert tuned.best("another") is tuned
     assert tuned.best("another", compensated=True) is tile.AVX2.compensated
     assert tile.SSE.best("another", compensated=True) is tile.SSE
-    assert (tuned.lanes, tuned.vectors, tuned.rows, tuned.block) == (8, 2, 6, 96)
+    assert (tuned.lanes, tuned.vectors, tuned.rows, tuned.block) == (8, 2, 6, 192)
     assert tile.AVX2.tuning == ""
     assert len(tuned.tuning) == 12
     assert tuned.tuning != records.with_records(tile.AVX2, [dataclasses.replace(RECORD, rows=6)]).tuning

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kokoro.model import KModel
 
 TOKENS_PER_SECOND, FRAMES_PER_SECOND = 16, 40
-BLOCKS = (24, 48, 96, 192)
+BLOCKS = (24, 48, 96, 192, 384)
 """Rows of the direct kernel, tiles of others."""
 COLUMNS = (64, 128, 256, 512)
 REGISTERS = {"x86_64": 16, "arm64": 32}
@@ -86,7 +86,7 @@ def micro_tiles(tile: Tile, registers: int) -> list[Tile]:
     """Tiles that fit the registers, the tallest of every width, and one row less."""
     found = []
     for vectors in (1, 2, 3, 4):
-        most = min((registers - vectors - 1) // vectors, 1024 // (4 * tile.lanes * vectors))
+        most = (registers - vectors - 1) // vectors
         for rows in (most, most - 1):
             if rows >= 2:
                 found.append(_sized(tile, vectors, rows, tile.block))
@@ -261,7 +261,7 @@ def tune_layer(layer: Layer, bench: Bench, listener: Listener = lambda _: None) 
     """
     conv = layer.conv
     without_records = replace(bench.target.tile, tuned=())
-    usual = without_records.best("", conv.accumulate == "compensated")
+    usual = without_records.best("", conv.accumulate == "compensated", conv.c_out)
     default = named(conv, usual)
     inputs = example(layer)
     seconds, truth = bench.run(layer, default, inputs)

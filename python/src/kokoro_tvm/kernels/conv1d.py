@@ -18,8 +18,9 @@ the short sums, in variance two and a half times as much. It takes little longer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from tvm.script import tirx as T
@@ -27,6 +28,7 @@ from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import vector_math
 from kokoro_tvm.kernels.prune import keep_parameters
+from kokoro_tvm.kernels.registers import each, registers
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -37,15 +39,17 @@ TOLERANCE_COMPENSATED = 7e-7
 """The same for compensated sums: ten float32 roundings at most in the prologue and behind the sum (residuals, factor, GELU), and
 less than two for those within the short sums."""
 
-PACKED_BYTES = 160 * 1024
-"""Most that one task packs: with a weight panel beside it, this stays in a level-2 cache of 512 KiB."""
-
+LINE = 16
+"""float32 values of a cache line."""
 
 CHUNK = 128
 """Products that are summed up at most before the sum joins the total: the error grows with the length of a running sum."""
 
 CHUNK_COMPENSATED = 4
 """The same for compensated sums, which round only here: by half of CHUNK_COMPENSATED + 1 roundings of the result, in variance."""
+
+SUMS_IN_HALVES = 12
+"""Compensated sums that a tile must have for its rows to take turns: of fewer, a half does not fill the gaps of the other."""
 
 Accumulate = Literal["float32", "compensated"]
 
@@ -159,9 +163,9 @@ def finish(conv: Conv1d, value: Expr, residual: Expr, residual2: Expr) -> Expr:
 
 
 def _block(conv: Conv1d, tile: Tile) -> int:
-    """Kernel positions per task: a multiple of the tile's rows whose packed input respects PACKED_BYTES."""
+    """Kernel positions per task: a multiple of the tile's rows whose packed input respects the tile's limit."""
     for block in range(tile.block, tile.rows, -tile.rows):
-        if ((block - 1) * conv.stride + conv.span) * conv.c_in * 4 <= PACKED_BYTES:
+        if ((block - 1) * conv.stride + conv.span) * conv.c_in * 4 <= tile.packed:
             return block
     return tile.rows
 
@@ -170,6 +174,82 @@ def panel_group(panels: int, tile: Tile) -> int:
     """Weight panels that one task works through: few enough that a short input still makes several tasks."""
     most = max(1, tile.columns // tile.width)
     return next(n for n in range(min(panels, most), 0, -1) if panels % n == 0)
+
+
+Factor = Callable[..., Expr]
+
+
+def _add_products(sums: list[Any], lanes: int, vectors: int, count: Expr, x: Factor, weight: Factor) -> None:
+    """Adds ``count`` products, ``x(row, c) * weight(vector, c, lane)``, to the sums of some rows, one after the other."""
+    with T.serial(0, count) as c:
+        each(sums, lanes, lambda i, j: T.fma(x(i // vectors, c), weight(i % vectors, c, j), sums[i][j]))
+
+
+def _join(total: list[Any], sums: list[Any], lanes: int) -> None:
+    """Adds sums to their totals and leaves in them what the totals rounded off."""
+    for so_far, join in zip(total, sums, strict=True):
+        (more,) = registers(1, lanes)
+        each([more], lanes, lambda _, j: so_far[j] + join[j])
+        each([join], lanes, lambda _, j: join[j] - (more[j] - so_far[j]))
+        each([so_far], lanes, lambda _, j: more[j])
+
+
+def _add_compensated(
+    total: list[Any], sums: list[Any], tile: Tile, left: Expr, count: Expr, x: Factor, weight: Factor
+) -> None:
+    """Joins the last sums to the totals, then adds ``count`` products to what that rounded off, in the ``left`` rows there are.
+
+    The three additions of a join wait for one another. So a tile's rows take turns in two halves, and the multiply-adds of one
+    fill the gaps in the joins of the other. The condition around the second keeps LLVM from sorting the two into one again.
+    """
+    lanes, vectors = tile.lanes, tile.vectors
+    half = -(-tile.rows // 2) if tile.rows * vectors >= SUMS_IN_HALVES else tile.rows
+
+    def add(first: int) -> None:
+        some = slice(first * vectors, (first + half) * vectors)
+        _join(total[some], sums[some], lanes)
+        _add_products(sums[some], lanes, vectors, count, lambda r, c: x(first + r, c), weight)
+
+    add(0)
+    for first in range(half, tile.rows, half):
+        with T.If(first < left):
+            with T.Then():
+                add(first)
+
+
+def _store(
+    conv: Conv1d, tile: Tile, total: list[Any], b: Expr, q: Expr, m: Expr, n_out: Expr, phase: Expr, column: Expr,
+    residual: Any, residual2: Any, y: Any,
+) -> None:
+    """Stores what there is of a tile's rows from position ``q`` on and its channels from ``column`` on, epilogue applied."""
+    lanes, vectors = tile.lanes, tile.vectors
+
+    def result(value: Expr, t: Expr, channel: Expr) -> Expr:
+        return finish(conv, value, residual[b, t >> conv.residual_shift, channel], residual2[b, t, channel])
+
+    def write(row: list[Any], t: Expr) -> None:
+        for v, sums in enumerate(row):
+            with T.If(column + (v + 1) * lanes <= conv.c_out):
+                with T.Then():
+                    with T.vectorized(lanes) as j:
+                        T.buffer_store(y, result(sums[j], t, column + v * lanes + j), [b, t, column + v * lanes + j])
+                if conv.c_out % lanes:
+                    with T.Else():
+                        (edge,) = registers(1, lanes)
+                        each([edge], lanes, lambda _, j: sums[j])
+                        with T.serial(0, T.max(conv.c_out - column - v * lanes, 0)) as j:
+                            T.buffer_store(y, result(edge[j], t, column + v * lanes + j), [b, t, column + v * lanes + j])
+
+    for r in range(len(total) // vectors):
+        t = (q + r) * conv.phases + phase - conv.crop
+        with T.If(T.And(q + r < m, T.And(t >= 0, t < n_out))):
+            with T.Then():
+                row = total[r * vectors : (r + 1) * vectors]
+                write(row, t + conv.reflect)
+                if conv.reflect:
+                    with T.If(t == 1):
+                        with T.Then():
+                            write(row, T.int64(0))
 
 
 def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
@@ -184,7 +264,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         ValueError: The channels of a transposed convolution are no multiple of the tile's width.
     """
     c_in, c_out, taps, dilation, stride = conv.c_in, conv.c_out, conv.taps, conv.dilation, conv.stride
-    phases, crop, reflect, shift = conv.phases, conv.crop, conv.reflect, conv.residual_shift
+    phases, reflect = conv.phases, conv.reflect
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
     compensated = conv.accumulate == "compensated"
     chunk = CHUNK_COMPENSATED if compensated else CHUNK
@@ -197,85 +277,45 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     block = _block(conv, tile)
     span = conv.span
     packed_rows = (block - 1) * stride + span
-    pitch = c_in if c_in % 1024 else c_in + lanes  # else all rows of a tile meet in one set of the level-1 cache
+    pitch = (-(-c_in // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
     body = c_in // lanes
     tail = c_in % lanes
-    whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
     padding = conv.padding_left
-    halves = compensated and rows >= 8  # the last rows may fill only half of so tall a tile, which then takes its own code
+    together = max(1, chunk // c_in)  # taps of few channels share a sum
+    starts = -(-taps // together)
 
     @T.macro
-    def multiply(count, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y):
-        """The tile of ``count`` positions from ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
-        phase: T.int64 = panel // panels
-        column: T.int64 = panel % panels * width
-        total = T.alloc_buffer((count * width,), "float32", scope="local")
-        acc = T.alloc_buffer((count * width,), "float32", scope="local")
-        for r in T.unroll(count):
-            for v in T.unroll(vectors):
-                for j in T.vectorized(lanes):
-                    if has_bias:
-                        total[r * width + v * lanes + j] = bias[column + v * lanes + j]
-                    else:
-                        total[r * width + v * lanes + j] = T.float32(0)
-                for j in T.vectorized(lanes):
-                    acc[r * width + v * lanes + j] = T.float32(0)
-        for k in range(taps):
-            for part in range(chunks):
-                for c in range(T.min(c_in - part * chunk, chunk)):
-                    for r in T.unroll(count):
-                        for v in T.unroll(vectors):
-                            for j in T.vectorized(lanes):
-                                acc[r * width + v * lanes + j] = T.fma(
-                                    S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
-                                    W[panel, k, part * chunk + c, v * lanes + j],
-                                    acc[r * width + v * lanes + j],
-                                )
-                for r in T.unroll(count):
-                    for v in T.unroll(vectors):
-                        more = T.alloc_buffer((lanes,), "float32", scope="local")
-                        for j in T.vectorized(lanes):
-                            more[j] = total[r * width + v * lanes + j] + acc[r * width + v * lanes + j]
-                        for j in T.vectorized(lanes):
-                            if compensated:
-                                acc[r * width + v * lanes + j] = acc[r * width + v * lanes + j] - (
-                                    more[j] - total[r * width + v * lanes + j]
-                                )
-                            else:
-                                acc[r * width + v * lanes + j] = T.float32(0)
-                        for j in T.vectorized(lanes):
-                            total[r * width + v * lanes + j] = more[j]
-        for r in T.unroll(count):
-            t: T.int64 = (q + r) * phases + phase - crop
-            if q + r < m and t >= 0 and t < n_out:
-                if compensated:
-                    for v in T.unroll(vectors):
-                        for j in T.vectorized(lanes):
-                            total[r * width + v * lanes + j] = (
-                                total[r * width + v * lanes + j] + acc[r * width + v * lanes + j]
-                            )
-                if whole:
-                    for v in T.unroll(vectors):
-                        for j in T.vectorized(lanes):
-                            Y[b, t + reflect, column + v * lanes + j] = finish(
-                                conv, total[r * width + v * lanes + j],
-                                R[b, (t + reflect) >> shift, column + v * lanes + j],
-                                R2[b, t + reflect, column + v * lanes + j],
-                            )
-                    if reflect == 1:
-                        if t == 1:
-                            for v in T.unroll(vectors):
-                                for j in T.vectorized(lanes):
-                                    Y[b, 0, column + v * lanes + j] = finish(
-                                        conv, total[r * width + v * lanes + j],
-                                        R[b, 0, column + v * lanes + j], R2[b, 0, column + v * lanes + j],
-                                    )
-                else:
-                    for j in range(T.min(c_out - column, width)):
-                        Y[b, t, column + j] = finish(
-                            conv, total[r * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
+    def multiply(b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y):
+        """The register tile from position ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
+        phase: T.let[T.int64] = panel // panels
+        column: T.let[T.int64] = panel % panels * width
+        total = registers(rows * vectors, lanes)
+        if has_bias:
+            each(total, lanes, lambda i, j: bias[column + i % vectors * lanes + j])
+        if compensated:
+            sums = registers(rows * vectors, lanes)
+            for k in range(taps):
+                for part in range(chunks):
+                    _add_compensated(
+                        total, sums, tile, m - q, T.min(c_in - part * chunk, chunk),
+                        lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
+                        lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
+                    )
+            each(total, lanes, lambda i, j: total[i][j] + sums[i][j])
+        else:
+            for start in range(starts):
+                for part in range(chunks):
+                    acc = registers(rows * vectors, lanes)
+                    for tap in range(T.min(taps - start * together, together)):
+                        k: T.let[T.int32] = start * together + tap
+                        _add_products(
+                            acc, lanes, vectors, T.min(c_in - part * chunk, chunk),
+                            lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
+                            lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
                         )
+                    each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
+        _store(conv, tile, total, b, q, m, n_out, phase, column, R, R2, Y)
 
     @T.prim_func
     def conv1d(
@@ -297,16 +337,16 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
         for b in range(B):
-            n: T.int64 = L[b]
-            m: T.int64 = conv.steps(n)
-            n_out: T.int64 = conv.output_rows(n) - reflect
-            blocks: T.int64 = (m + block - 1) // block
-            even: T.int64 = (m + blocks * rows - 1) // (blocks * rows) * rows  # rows of each: threads get equal shares
+            n: T.let[T.int64] = L[b]
+            m: T.let[T.int64] = conv.steps(n)
+            n_out: T.let[T.int64] = conv.output_rows(n) - reflect
+            blocks: T.let[T.int64] = (m + block - 1) // block
+            even: T.let[T.int64] = (m + blocks * rows - 1) // (blocks * rows) * rows  # rows of each: threads get equal shares
             for task in T.parallel(blocks * groups):
-                q0: T.int64 = task // groups * even
+                q0: T.let[T.int64] = task // groups * even
                 S = T.alloc_buffer((packed_rows * pitch,), "float32")
                 for r in range((even - 1) * stride + span):
-                    row: T.int64 = q0 * stride + r - padding
+                    row: T.let[T.int64] = q0 * stride + r - padding
                     if row >= 0 and row < n:
                         for c in range(body):
                             for j in T.vectorized(lanes):
@@ -326,14 +366,11 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                         for j in range(tail):
                             S[r * pitch + body * lanes + j] = T.float32(0)
                 for g in range(group):
-                    panel: T.int64 = task % groups * group + g
+                    panel: T.let[T.int64] = task % groups * group + g
                     for tile_row in range(even // rows):
-                        q: T.int64 = q0 + tile_row * rows
+                        q: T.let[T.int64] = q0 + tile_row * rows
                         if q < m:
-                            if halves and q + rows // 2 >= m:
-                                multiply(rows // 2, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
-                            else:
-                                multiply(rows, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
+                            multiply(b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(conv1d, lambda name: used.get(name, True))

@@ -6,7 +6,7 @@ What it is: vector width and block sizes, chosen by the target preset. What it i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Tile:
         columns: Output channels that one parallel task works through at most.
         scheme: How a convolution is computed where that was measured: ``direct`` or the name of a scheme of ``winograd``, whose
             ``block`` then counts tiles. None leaves it to the layer's sizes.
+        packed: Bytes of input, prologue applied, that one parallel task of a direct convolution keeps at most.
         compensated: The tile for sums with compensation, each of which needs a second place; None for this one.
         tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
@@ -33,19 +34,29 @@ class Tile:
     block: int
     columns: int = 256
     scheme: str | None = None
+    packed: int = 160 * 1024
     compensated: Tile | None = field(default=None, repr=False)
     tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.block % self.rows:
             raise ValueError(f"block {self.block} is not a multiple of rows {self.rows}")
-        if self.rows * self.width * 4 > 1024:
-            # TVM moves larger local buffers from the stack to the workspace allocator: every accumulate goes through memory.
-            raise ValueError(f"accumulators of {self.rows} x {self.width} float32 exceed 1024 bytes")
 
-    def best(self, layer: str, compensated: bool = False) -> Tile:
-        """The tile for a layer: a tuned one, else this, or the one for sums with compensation."""
-        return dict(self.tuned).get(layer, (self.compensated if compensated else None) or self)
+    def best(self, layer: str, compensated: bool = False, channels: int | None = None) -> Tile:
+        """The tile for a layer: a tuned one, else this, or the one for sums with compensation, fitted to its output channels."""
+        if layer in (tuned := dict(self.tuned)):
+            return tuned[layer]
+        tile = (self.compensated if compensated else None) or self
+        return tile if channels is None else tile.fitted(channels)
+
+    def fitted(self, channels: int) -> Tile:
+        """This tile, or one of as many values that leaves fewer columns empty where this would leave more than a fifth."""
+        lanes = min(self.lanes, 8)
+        vectors = -(-channels // lanes)
+        rows = self.rows * self.vectors // vectors
+        if rows < 4 or 5 * channels > 4 * -(-channels // self.width) * self.width:
+            return self
+        return replace(self, lanes=lanes, vectors=vectors, rows=rows, block=max(1, self.block // rows) * rows, tuned=())
 
     @property
     def tuning(self) -> str:
@@ -58,8 +69,10 @@ class Tile:
         return self.lanes * self.vectors
 
 
-# Sums that are joined one vector after the other leave the multiply-adds around them room to go on.
-AVX2 = Tile(lanes=8, vectors=2, rows=6, block=96, compensated=Tile(lanes=8, vectors=2, rows=4, block=96, columns=192))
-AVX512 = Tile(lanes=16, vectors=2, rows=8, block=96, compensated=Tile(lanes=16, vectors=1, rows=16, block=96, columns=192))
-NEON = Tile(lanes=4, vectors=4, rows=6, block=96)
-SSE = Tile(lanes=4, vectors=2, rows=4, block=96)
+# A sum with compensation takes two registers: 14 of them are all that AVX-512 has, 8 all that AVX2 has.
+AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024,
+            compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024))  # fmt: skip
+AVX512 = Tile(lanes=16, vectors=2, rows=8, block=192, packed=400 * 1024,
+              compensated=Tile(lanes=16, vectors=1, rows=14, block=196, packed=576 * 1024))  # fmt: skip
+NEON = Tile(lanes=4, vectors=4, rows=6, block=192)
+SSE = Tile(lanes=4, vectors=2, rows=4, block=192)

@@ -336,7 +336,7 @@ def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
         return tile.block
     size = 2 if conv.products == "bfloat16" else 4
     most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * size) - scheme.ahead(conv.taps)
-    most = min(most, tile.block // 2) if conv.c_in <= NEAR else tile.block // 2
+    most = min(most, tile.block // 4) if conv.c_in <= NEAR else tile.block // 4
     return max(most // tile.rows, 1) * tile.rows
 
 

@@ -80,7 +80,7 @@ class Lowering:
 
     def tile_for(self, conv: Conv1d) -> Tile:
         """The tile for a direct convolution."""
-        return self.tile.best(layer_name(conv), conv.accumulate == "compensated")
+        return self.tile.best(layer_name(conv), conv.accumulate == "compensated", conv.c_out)
 
     def call(self, kernel: tirx.PrimFunc, name: str, arguments: list[relax.Expr], out: relax.TensorType) -> relax.Call:
         """A call of ``kernel``, which joins the module once per specialisation."""

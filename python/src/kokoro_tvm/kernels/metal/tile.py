@@ -39,7 +39,7 @@ class Tile:
     tuning: ClassVar[str] = ""
     """There is no tuning per layer: nothing can be measured here."""
 
-    def best(self, layer: str, compensated: bool = False) -> Tile:
+    def best(self, layer: str, compensated: bool = False, channels: int | None = None) -> Tile:
         """The tile for a layer: this."""
         return self
 
