@@ -115,7 +115,7 @@ def test_a_wrong_candidate_is_a_bug(bench, monkeypatch):
 
     def spoiled(self, la, t, inputs):
         seconds, result = run(self, la, t, inputs)
-        return seconds, result if t == tune.named(la.conv, self.target.tile) else result * 1.001
+        return seconds, result if t == tune.named(la.conv, self.target.tile.fitted(la.conv.c_out)) else result * 1.001
 
     monkeypatch.setattr(tune.Bench, "run", spoiled)
     with pytest.raises(RuntimeError, match="differs from the default"):
@@ -126,7 +126,7 @@ def test_a_wrong_candidate_is_a_bug(bench, monkeypatch):
 def test_only_a_gain_is_recorded(factor, recorded, bench, monkeypatch):
     layer = Layer(Conv1d(8, 8, 1), 8)
     result = np.ones((1, 8, 8), np.float32)
-    default = tune.named(layer.conv, bench.target.tile)
+    default = tune.named(layer.conv, bench.target.tile.fitted(8))
     monkeypatch.setattr(tune.Bench, "run", lambda self, la, t, inputs: (1.0 if t == default else factor, result))
     monkeypatch.setattr(tune.Bench, "compare", lambda self, la, tiles, inputs: [1.0 if t == default else factor for t in tiles])
     record = tune.tune_layer(layer, bench)

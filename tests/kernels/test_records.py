@@ -48,6 +48,20 @@ def test_damaged_file(content, tmp_path):
         records.read(path)
 
 
+@pytest.mark.parametrize(
+    ("default", "channels", "sizes"),
+    [
+        (tile.AVX512, 22, (8, 3, 5)), (tile.AVX512, 1, (8, 1, 16)), (tile.AVX512, 26, (16, 2, 8)), (tile.AVX512, 50, (16, 2, 8)),
+        (tile.AVX2, 22, (8, 3, 4)), (tile.AVX2, 1090, (8, 2, 6)), (tile.NEON, 22, (4, 6, 4)), (tile.SSE, 22, (4, 2, 4)),
+    ],
+)  # fmt: skip
+def test_few_channels_get_a_tile_that_they_fill(default, channels, sizes):
+    fitted = default.best("layer", channels=channels)
+    assert (fitted.lanes, fitted.vectors, fitted.rows) == sizes
+    assert fitted.block % fitted.rows == 0
+    assert fitted.packed == default.packed
+
+
 def test_a_recorded_layer_gets_its_tile_and_others_the_default():
     tuned = records.with_records(tile.AVX2, [RECORD])
     assert tuned.best(RECORD.layer) == tile.Tile(8, 1, 12, 48, 128, "direct", tile.AVX2.packed)
@@ -55,6 +69,7 @@ def test_a_recorded_layer_gets_its_tile_and_others_the_default():
     assert tuned.best("another", compensated=True) is tile.AVX2.compensated
     assert tile.SSE.best("another", compensated=True) is tile.SSE
     assert (tuned.lanes, tuned.vectors, tuned.rows, tuned.block) == (8, 2, 6, 192)
+    assert tuned.best(RECORD.layer, channels=1) == tuned.best(RECORD.layer)
     assert tile.AVX2.tuning == ""
     assert len(tuned.tuning) == 12
     assert tuned.tuning != records.with_records(tile.AVX2, [dataclasses.replace(RECORD, rows=6)]).tuning

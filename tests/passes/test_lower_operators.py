@@ -70,9 +70,9 @@ def test_operator_becomes_its_kernel_and_weights_their_layout():
     lowered = LowerOperators(tiles.AVX2)(_convolutions())
     assert _calls(lowered) == [("relax.call_tir", "conv1d")]
     main = lowered["main"]
-    assert json.loads(main.attrs[PACKING]) == {"weight": "conv1d", "bias": "bias"}
+    assert json.loads(main.attrs[PACKING]) == {"weight": "conv1d@8", "bias": "bias@8"}  # a tile as narrow as the layer
     shapes = {p.name: [int(d) for d in p.ty.shape.values] for p in main.params[2:]}
-    assert shapes == {"weight": [1, 3, 8, 16], "bias": [16]}
+    assert shapes == {"weight": [1, 3, 8, 8], "bias": [8]}
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,33 @@ score into a relative error of its weight.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import vector_math_f64
+from kokoro_tvm.kernels.registers import each, registers, save
 from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.kernels.vector_math import Expr
 
 TOLERANCE = 1e-7
 """Largest error relative to the largest output: one rounding to float32."""
 
 MASKED = -1e30
 """Score of a key beyond the last: finite, so that it never makes a NaN, and far below any sum of products."""
+
+
+def _store(
+    found: list[Any], lanes: int, vectors: int, left: Expr, store: Callable[[int, Expr, Expr], None]
+) -> None:
+    """Calls ``store(row, column, value)`` for what a tile's registers hold, in the ``left`` rows there are."""
+    for r in range(len(found) // vectors):
+        with T.If(r < left):
+            with T.Then():
+                save(found[r * vectors : (r + 1) * vectors], lanes, lambda v, j, value, r=r: store(r, v * lanes + j, value))
 
 
 def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> PrimFunc:
@@ -39,7 +53,7 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
     Raises:
         ValueError: The head dimension is no multiple of the values of a tile's row.
     """
-    rows, vectors, block = tile.rows, tile.vectors, tile.block
+    rows, vectors, block = tile.rows, tile.vectors, tile.block // 2 // tile.rows * tile.rows
     lanes = tile.lanes // 2  # of float64
     width = lanes * vectors
     if head_dim % width:
@@ -60,13 +74,13 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
         K = T.alloc_buffer((heads, key_panels, head_dim, width), "float64")
         V = T.alloc_buffer((heads, panels, key_panels * width, width), "float64")
         for b in range(B):
-            n: T.int64 = L[b]
-            used: T.int64 = (n + width - 1) // width
+            n: T.let[T.int64] = L[b]
+            used: T.let[T.int64] = (n + width - 1) // width
             for task in T.parallel(heads * used):
-                head: T.int64 = task // used
-                panel: T.int64 = task % used
+                head: T.let[T.int64] = task // used
+                panel: T.let[T.int64] = task % used
                 for j in range(width):
-                    key: T.int64 = panel * width + j
+                    key: T.let[T.int64] = panel * width + j
                     if key < n:
                         for c in range(head_dim):
                             K[head, panel, c, j] = T.cast(X[b, key, embedding + head * head_dim + c], "float64")
@@ -79,12 +93,12 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
                         for c in range(head_dim):
                             K[head, panel, c, j] = T.float64(0)
             for task in T.parallel((n + block - 1) // block * heads):
-                head: T.int64 = task % heads
-                q0: T.int64 = task // heads * block
+                head: T.let[T.int64] = task % heads
+                q0: T.let[T.int64] = task // heads * block
                 Q = T.alloc_buffer((rows, head_dim), "float64")
                 S = T.alloc_buffer((rows, key_panels * width), "float64")
                 for tile_row in range(block // rows):
-                    q: T.int64 = q0 + tile_row * rows
+                    q: T.let[T.int64] = q0 + tile_row * rows
                     if q < n:
                         for r in range(rows):
                             for c in range(head_dim // lanes):
@@ -92,31 +106,21 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
                                     Q[r, c * lanes + j] = T.cast(
                                         X[b, T.min(q + r, n - 1), head * head_dim + c * lanes + j], "float64"
                                     )
-                        inverse = T.alloc_buffer((rows,), "float64", scope="local")
+                        inverse = T.alloc_buffer((rows,), "float64")
                         for panel in range(used):
-                            score = T.alloc_buffer((rows * width,), "float64", scope="local")
-                            for r in T.unroll(rows):
-                                for v in T.unroll(vectors):
-                                    for j in T.vectorized(lanes):
-                                        score[r * width + v * lanes + j] = T.Select(
-                                            panel * width + v * lanes + j < n, T.float64(0), T.float64(MASKED)
-                                        )
+                            score = registers(rows * vectors, lanes, "float64")
                             for c in range(head_dim):
-                                for r in T.unroll(rows):
-                                    for v in T.unroll(vectors):
-                                        for j in T.vectorized(lanes):
-                                            score[r * width + v * lanes + j] = T.fma(
-                                                Q[r, c],
-                                                K[head, panel, c, v * lanes + j],
-                                                score[r * width + v * lanes + j],
-                                            )
-                            for r in T.unroll(rows):
-                                for v in T.unroll(vectors):
-                                    for j in T.vectorized(lanes):
-                                        S[r, panel * width + v * lanes + j] = score[r * width + v * lanes + j]
+                                each(score, lanes, lambda i, j: T.fma(
+                                    Q[i // vectors, c], K[head, panel, c, i % vectors * lanes + j], score[i][j]
+                                ))
+                            save(score, lanes, lambda i, j, value: T.buffer_store(
+                                S,
+                                T.Select(panel * width + i % vectors * lanes + j < n, value, T.float64(MASKED)),
+                                [i // vectors, panel * width + i % vectors * lanes + j],
+                            ))
                         for r in range(rows):
-                            partial = T.alloc_buffer((width,), "float64", scope="local")
-                            most = T.alloc_buffer((1,), "float64", scope="local")
+                            partial = T.alloc_buffer((width,), "float64")
+                            most = T.alloc_buffer((1,), "float64")
                             for j in T.vectorized(width):
                                 partial[j] = T.float64(MASKED)
                             for panel in range(used):
@@ -137,25 +141,14 @@ def kernel(heads: int, head_dim: int, tile: Tile, max_tokens: int = 512) -> Prim
                                 inverse[r] = inverse[r] + partial[j]
                             inverse[r] = T.float64(1) / inverse[r]
                         for p in range(panels):
-                            acc = T.alloc_buffer((rows * width,), "float64", scope="local")
-                            for r in T.unroll(rows):
-                                for v in T.unroll(vectors):
-                                    for j in T.vectorized(lanes):
-                                        acc[r * width + v * lanes + j] = T.float64(0)
+                            acc = registers(rows * vectors, lanes, "float64")
                             for key in range(n):
-                                for r in T.unroll(rows):
-                                    for v in T.unroll(vectors):
-                                        for j in T.vectorized(lanes):
-                                            acc[r * width + v * lanes + j] = T.fma(
-                                                S[r, key], V[head, p, key, v * lanes + j], acc[r * width + v * lanes + j]
-                                            )
-                            for r in T.unroll(rows):
-                                if q + r < n:
-                                    for v in T.unroll(vectors):
-                                        for j in T.vectorized(lanes):
-                                            Y[b, q + r, head * head_dim + p * width + v * lanes + j] = T.cast(
-                                                acc[r * width + v * lanes + j] * inverse[r], "float32"
-                                            )
+                                each(acc, lanes, lambda i, j: T.fma(
+                                    S[i // vectors, key], V[head, p, key, i % vectors * lanes + j], acc[i][j]
+                                ))
+                            _store(acc, lanes, vectors, n - q, lambda r, c, value: T.buffer_store(
+                                Y, T.cast(value * inverse[r], "float32"), [b, q + r, head * head_dim + p * width + c]
+                            ))
 
     return attention
 

@@ -229,20 +229,27 @@ def _store(
 
     def write(row: list[Any], t: Expr) -> None:
         for v, sums in enumerate(row):
-            with T.If(column + (v + 1) * lanes <= conv.c_out):
-                with T.Then():
-                    with T.vectorized(lanes) as j:
-                        T.buffer_store(y, result(sums[j], t, column + v * lanes + j), [b, t, column + v * lanes + j])
-                if conv.c_out % lanes:
-                    with T.Else():
-                        (edge,) = registers(1, lanes)
-                        each([edge], lanes, lambda _, j: sums[j])
-                        with T.serial(0, T.max(conv.c_out - column - v * lanes, 0)) as j:
-                            T.buffer_store(y, result(edge[j], t, column + v * lanes + j), [b, t, column + v * lanes + j])
+            first = column + v * lanes
 
-    for r in range(len(total) // vectors):
+            def whole(sums: Any = sums, first: Expr = first) -> None:
+                with T.vectorized(lanes) as j:
+                    T.buffer_store(y, result(sums[j], t, first + j), [b, t, first + j])
+
+            if conv.c_out % tile.width == 0:
+                whole()
+                continue
+            with T.If(first + lanes <= conv.c_out):
+                with T.Then():
+                    whole()
+                with T.Else():
+                    (edge,) = registers(1, lanes)
+                    each([edge], lanes, lambda _, j, sums=sums: sums[j])
+                    with T.serial(0, T.max(conv.c_out - first, 0)) as j:
+                        T.buffer_store(y, result(edge[j], t, first + j), [b, t, first + j])
+
+    for r in range(tile.rows):
         t = (q + r) * conv.phases + phase - conv.crop
-        with T.If(T.And(q + r < m, T.And(t >= 0, t < n_out))):
+        with T.If(T.And(q + r < m, T.And(t >= 0, t < n_out)) if conv.phases > 1 else q + r < m):
             with T.Then():
                 row = total[r * vectors : (r + 1) * vectors]
                 write(row, t + conv.reflect)
