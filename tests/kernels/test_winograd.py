@@ -32,7 +32,7 @@ CASES = {
 
 
 def _scheme(conv):
-    return winograd.F63 if conv.taps <= 3 else winograd.F54
+    return winograd.F63 if conv.taps <= 3 else winograd.F47 if conv.taps <= 8 else winograd.F56
 
 
 SHARED_GRID = {
@@ -77,7 +77,7 @@ def test_agrees_with_twin(harness, name):
 
 @pytest.mark.parametrize("taps", [3, 7, 11, 8])
 def test_packed_weight_is_the_transform_rounded_once(harness, taps):
-    scheme = winograd.F63 if taps == 3 else winograd.F54
+    scheme = {3: winograd.F63, 7: winograd.F47, 11: winograd.F56, 8: winograd.F44}[taps]
     weight = harness.normal(20, 6, taps)
     packed = pack(scheme.name, weight, harness.tile)
     width = harness.tile.width
@@ -95,8 +95,8 @@ def test_packed_weight_is_the_transform_rounded_once(harness, taps):
 
 
 def test_multiplications_saved():
-    schemes = (winograd.F43, 3), (winograd.F63, 3), (winograd.F44, 7), (winograd.F54, 7), (winograd.F44, 11), (winograd.F54, 11)
-    assert [s.products(k) / s.outputs for s, k in schemes] == [1.5, 8 / 6, 3.25, 3.0, 5.0, 4.6]
+    schemes = (winograd.F43, 3), (winograd.F63, 3), (winograd.F44, 7), (winograd.F47, 7), (winograd.F44, 11), (winograd.F56, 11)
+    assert [s.products(k) / s.outputs for s, k in schemes] == [1.5, 8 / 6, 3.25, 2.5, 5.0, 3.8]
 
 
 def test_segments_read_the_rows_they_need():
@@ -121,10 +121,12 @@ def test_what_it_cannot_do_is_refused(harness):
     [
         (Conv1d(256, 256, 3, dilation=5), winograd.F63),
         (Conv1d(1024, 256, 3), winograd.F43),
-        (Conv1d(128, 128, 11), winograd.F54),
+        (Conv1d(128, 128, 7), winograd.F47),
+        (Conv1d(128, 128, 11), winograd.F56),
         (Conv1d(128, 128, 11, accumulate="compensated"), None),
         (Conv1d(128, 128, 1), None),
         (Conv1d(512, 512, 5), None),
+        (Conv1d(512, 512, 15), None),
         (Conv1d(128, 22, 7), None),
         (Conv1d(22, 256, 12, stride=6), None),
     ],

@@ -12,7 +12,10 @@ A kernel of more than r taps is cut into segments of r. Their products are summe
 point what is left to do is a convolution whose taps are the segments. With m = r, segment s of tile i reads the input tile i + s,
 and all segments share one transformed input; else segments that start elsewhere within a tile have one of their own, a *grid* of
 tiles. The last segment may be one tap short. Its value at infinity, the coefficient of the missing tap, is zero and is left out:
-3, 7 and 11 taps take 1.33, 3 and 4.6 products per output row.
+3, 7 and 11 taps take 1.33, 2.5 and 3.8 products per output row.
+
+The more points, the more the output transform amplifies what was rounded off, most of it in the sums over input channels. So these
+are sums of sums of sums: of ``Scheme.chunk`` products, of ``conv1d.CHUNK``, of all.
 
 A dilated convolution treats its d interleaved sequences of rows as d convolutions without dilation.
 """
@@ -99,6 +102,11 @@ class Scheme:
         return self.outputs + self.taps - 1
 
     @property
+    def chunk(self) -> int:
+        """Products that are summed up at most before the sum joins the next longer one: fewer where more is at stake."""
+        return 32 if self.size <= 8 else 16
+
+    @property
     def name(self) -> str:
         """The layout of its weights."""
         return f"winograd:{self.outputs},{self.taps}"
@@ -171,10 +179,15 @@ F43 = _scheme(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2")
 F63 = _scheme(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
 """For 3 taps."""
 F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
-F54 = _scheme(5, 4, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
-"""For more."""
+"""For 7 and 11 taps in bfloat16."""
+_TEN = ("0", "7/16", "-7/16", "13/16", "-13/16", "5/4", "-5/4", "19/8", "-19/8")
+"""Those of all sixteenths that amplify least, in the mean over the rows of a tile."""
+F47 = _scheme(4, 7, *_TEN)
+"""For 7 taps."""
+F56 = _scheme(5, 6, *_TEN)
+"""For 11 taps."""
 
-SCHEMES = {s.name: s for s in (F43, F63, F44, F54)}
+SCHEMES = {s.name: s for s in (F43, F63, F44, F47, F56)}
 
 
 def _rows(stages: list[Matrix]) -> np.ndarray:
@@ -198,31 +211,32 @@ def amplification(scheme: Scheme) -> float:
 
 
 def tolerance(scheme: Scheme, products: str = "float32") -> float:
-    """Largest error relative to the largest output: that of the direct kernel, whose sums these are, amplified.
+    """Largest error relative to the largest output: that of the direct kernel, amplified.
 
-    With bfloat16 products the rounding of the factors stands in the place of the rounding of sums.
+    The variance of a sum's error grows with the length of its running sums: n/2 roundings of the result. With bfloat16
+    products the rounding of the factors stands in the place of the rounding of sums.
     """
-    return (TOLERANCE if products == "float32" else bf16.TOLERANCE) * amplification(scheme)
+    if products == "bfloat16":
+        return bf16.TOLERANCE * amplification(scheme)
+    return TOLERANCE * amplification(scheme) * math.sqrt((scheme.chunk + CHUNK / scheme.chunk) / CHUNK)
 
 
 def scheme_for(conv: Conv1d) -> Scheme | None:
     """The scheme that pays for a convolution, None where the direct one is as fast or more exact sums are asked for."""
     plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
-    if not plain or min(conv.c_in, conv.c_out) < 64 or conv.taps % 4 != 3:
+    if not plain or min(conv.c_in, conv.c_out) < 64:
         return None
     if conv.products == "bfloat16":
         # Products cost half, transforms what they did, and rounding is magnified less by fewer points.
-        return F43 if conv.taps == 3 else F44
-    if conv.taps > 3:
-        return F54
-    return F63 if conv.c_in <= NEAR else F43
+        return {3: F43, 7: F44, 11: F44}.get(conv.taps)
+    return {3: F63 if conv.c_in <= NEAR else F43, 7: F47, 11: F56}.get(conv.taps)
 
 
 def candidates(conv: Conv1d) -> list[Scheme]:
-    """Every scheme for a convolution that this kernel can compute: those whose segments are not mostly empty."""
+    """Every scheme for a convolution that this kernel can compute: those whose segments are full but for a tap."""
     if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32" or conv.taps < 3:
         return []
-    return [s for s in SCHEMES.values() if (s.taps == 3) == (conv.taps == 3)]
+    return [s for s in SCHEMES.values() if (s.taps == 3) == (conv.taps == 3) and -conv.taps % s.taps <= 1]
 
 
 def choice(conv: Conv1d, tile: Tile) -> Scheme | None:
@@ -320,6 +334,11 @@ def _dots(registers: list[Any], lanes: int, pair: Callable[[int], Expr], weights
         T.buffer_store(register, bf16.dot(register[everything], pair(i), weights(i)), [everything])
 
 
+def _extent(total: int, begin: Expr, most: int) -> Expr:
+    """Length of a part of ``total`` that begins at ``begin``: ``most``, or what is left."""
+    return T.min(total - begin, most) if total % most else T.int64(most)
+
+
 def _save(registers: list[Any], lanes: int, store: Callable[[int, Expr, Expr], None]) -> None:
     """Calls ``store(i, j, value)`` for lane j of each register i."""
     for i, register in enumerate(registers):
@@ -358,7 +377,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     lines = -(-width // LINE)
     step = scheme.taps
     outputs, size, products = scheme.outputs, scheme.size, scheme.products(conv.taps)
-    chunks = -(-c_in // CHUNK)
+    chunks, run = -(-c_in // CHUNK), scheme.chunk
     panels = -(-c_out // width)
     group = panel_group(panels, tile)
     groups = panels // group
@@ -483,15 +502,19 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                             lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * wide, 1, wide)],
                                         )
                                 else:
-                                    for chunk in range(chunks):
-                                        acc = _registers(rows * vectors, lanes)
-                                        for c in range(T.min(c_in - chunk * CHUNK, CHUNK)):
-                                            _each(acc, lanes, lambda i, j: T.fma(
-                                                V[p, s % grids, from_tile + i // vectors, chunk * CHUNK + c],
-                                                W[panel, p * segments + s, chunk * CHUNK + c, i % vectors * lanes + j],
-                                                acc[i][j],
-                                            ))
-                                        _each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
+                                    for chunk in range(T.int64(chunks)):
+                                        part = _registers(rows * vectors, lanes)
+                                        for short in range((_extent(c_in, chunk * CHUNK, CHUNK) + run - 1) // run):
+                                            acc = _registers(rows * vectors, lanes)
+                                            begin: T.let[T.int64] = chunk * CHUNK + short * run
+                                            for c in range(_extent(c_in, begin, run)):
+                                                _each(acc, lanes, lambda i, j: T.fma(
+                                                    V[p, s % grids, from_tile + i // vectors, begin + c],
+                                                    W[panel, p * segments + s, begin + c, i % vectors * lanes + j],
+                                                    acc[i][j],
+                                                ))
+                                            _each(part, lanes, lambda i, j: part[i][j] + acc[i][j])
+                                        _each(total, lanes, lambda i, j: total[i][j] + part[i][j])
                             _save(total, lanes, lambda i, j, value: T.buffer_store(
                                 P, value, [p, register_tile * rows + i // vectors, i % vectors * lanes + j]
                             ))
