@@ -4,9 +4,9 @@ What it is: the statistics over valid time rows, folded with the norm's own affi
 convolution can apply all of it in its prologue: ``AdaIN(x) = scale * x + shift`` (kokoro ``istftnet.py``: ``AdaIN1d``).
 What it is not: a pass that writes the normalised signal.
 
-Statistics are taken in chunks of ``CHUNK`` rows, two passes each (mean, then squared deviations), and combined in
-float64: ``E[x^2] - E[x]^2`` would cancel. The chunks start at row 0 whatever the capacity or thread count, so the result is
-bit-identical.
+Statistics are taken in chunks of ``CHUNK`` rows, in one pass each over the deviations from the mean of the chunk's first rows,
+and combined in float64: ``E[x^2] - E[x]^2`` would cancel. The chunks start at row 0 whatever the capacity or thread count, so
+the result is bit-identical.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ TOLERANCE = 1e-6
 """Relative error of scale and shift (against the largest): a chunk's float32 sum of 256 values, the rest is float64."""
 
 CHUNK = 256
+FIRST = 16
+"""Rows whose mean stands in for that of a chunk: far enough from no value to cost digits."""
 EPSILON = 1e-5
 
 
@@ -37,10 +39,51 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
         so that all norms of one width share a kernel), its beta C columns later. ``coef[:, 0]`` is the scale.
     """
     lanes = tile.lanes
-    vectors = 4 if channels % (4 * lanes) == 0 else 1
+    # As much of a row as fits 1024 bytes, the most that TVM has on the stack: memory is read twice as fast in one piece, and the
+    # vectors that find no register cost less.
+    vectors = next(v for v in range(256 // lanes, 0, -1) if channels // lanes % v == 0)
     width = lanes * vectors
     body, tail = channels // width, channels % width
     float64 = "float64"
+    together = lanes if channels % lanes == 0 else 1
+
+    @T.macro
+    def moments(count, size, b, chunk, first, rows, c0, X, mean, spread):
+        """Mean and sum of squared deviations of ``count * size`` channels from ``c0`` on, over the rows of a chunk."""
+        centre = T.alloc_buffer((count * size,), "float32")
+        total = T.alloc_buffer((count * size,), "float32")
+        squares = T.alloc_buffer((count * size,), "float32")
+        few: T.let[T.int64] = T.min(rows, FIRST)
+        for v in T.unroll(count):
+            for j in T.vectorized(size):
+                centre[v * size + j] = T.float32(0)
+            for j in T.vectorized(size):
+                total[v * size + j] = T.float32(0)
+            for j in T.vectorized(size):
+                squares[v * size + j] = T.float32(0)
+        for r in range(few):
+            for v in T.unroll(count):
+                for j in T.vectorized(size):
+                    centre[v * size + j] += X[b, first + r, c0 + v * size + j]
+        for v in T.unroll(count):
+            for j in T.vectorized(size):
+                centre[v * size + j] = centre[v * size + j] / T.cast(few, "float32")
+        for r in range(rows):
+            for v in T.unroll(count):
+                off = T.alloc_buffer((size,), "float32")
+                for j in T.vectorized(size):
+                    off[j] = X[b, first + r, c0 + v * size + j] - centre[v * size + j]
+                for j in T.vectorized(size):
+                    total[v * size + j] += off[j]
+                for j in T.vectorized(size):
+                    squares[v * size + j] = T.fma(off[j], off[j], squares[v * size + j])
+        for v in T.unroll(count):
+            for j in T.vectorized(size):
+                mean[chunk, c0 + v * size + j] = centre[v * size + j] + total[v * size + j] / T.cast(rows, "float32")
+            for j in T.vectorized(size):
+                spread[chunk, c0 + v * size + j] = T.fma(
+                    total[v * size + j], -total[v * size + j] / T.cast(rows, "float32"), squares[v * size + j]
+                )
 
     @T.prim_func
     def adain(
@@ -60,68 +103,44 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
         mean = T.alloc_buffer(((T_in + CHUNK - 1) // CHUNK, channels), "float32")
         spread = T.alloc_buffer(((T_in + CHUNK - 1) // CHUNK, channels), "float32")
         for b in range(B):
-            n: T.int64 = L[b]
-            for chunk in T.parallel((n + CHUNK - 1) // CHUNK):
-                first: T.int64 = chunk * CHUNK
-                rows: T.int64 = T.min(n - first, CHUNK)
+            n: T.let[T.int64] = L[b]
+            chunks: T.let[T.int64] = (n + CHUNK - 1) // CHUNK
+            for chunk in T.parallel(chunks):
+                first: T.let[T.int64] = chunk * CHUNK
+                rows: T.let[T.int64] = T.min(n - first, CHUNK)
                 for c in range(body):
-                    total = T.alloc_buffer((width,), "float32", scope="local")
-                    centre = T.alloc_buffer((width,), "float32", scope="local")
-                    for v in T.unroll(vectors):
-                        for j in T.vectorized(lanes):
-                            total[v * lanes + j] = T.float32(0)
-                    for r in range(rows):
-                        for v in T.unroll(vectors):
-                            for j in T.vectorized(lanes):
-                                total[v * lanes + j] += X[b, first + r, c * width + v * lanes + j]
-                    for v in T.unroll(vectors):
-                        for j in T.vectorized(lanes):
-                            centre[v * lanes + j] = total[v * lanes + j] / T.cast(rows, "float32")
-                            total[v * lanes + j] = T.float32(0)
-                    for r in range(rows):
-                        for v in T.unroll(vectors):
-                            for j in T.vectorized(lanes):
-                                total[v * lanes + j] = T.fma(
-                                    X[b, first + r, c * width + v * lanes + j] - centre[v * lanes + j],
-                                    X[b, first + r, c * width + v * lanes + j] - centre[v * lanes + j],
-                                    total[v * lanes + j],
-                                )
-                    for v in T.unroll(vectors):
-                        for j in T.vectorized(lanes):
-                            mean[chunk, c * width + v * lanes + j] = centre[v * lanes + j]
-                            spread[chunk, c * width + v * lanes + j] = total[v * lanes + j]
+                    moments(vectors, lanes, b, chunk, first, rows, c * width, X, mean, spread)
                 for c in range(tail):
-                    one = T.alloc_buffer((2,), "float32", scope="local")
-                    one[0] = T.float32(0)
-                    for r in range(rows):
-                        one[0] += X[b, first + r, body * width + c]
-                    one[0] = one[0] / T.cast(rows, "float32")
-                    one[1] = T.float32(0)
-                    for r in range(rows):
-                        one[1] = T.fma(
-                            X[b, first + r, body * width + c] - one[0], X[b, first + r, body * width + c] - one[0], one[1]
-                        )
-                    mean[chunk, body * width + c] = one[0]
-                    spread[chunk, body * width + c] = one[1]
-            for c in range(channels):
-                whole = T.alloc_buffer((2,), "float64", scope="local")
-                whole[0] = T.float64(0)
-                whole[1] = T.float64(0)
-                for chunk in range((n + CHUNK - 1) // CHUNK):
-                    whole[0] += T.cast(mean[chunk, c], float64) * T.cast(T.min(n - chunk * CHUNK, CHUNK), float64)
-                whole[0] = whole[0] / T.cast(n, float64)
-                for chunk in range((n + CHUNK - 1) // CHUNK):
-                    off: T.float64 = T.cast(mean[chunk, c], float64) - whole[0]
-                    whole[1] += T.cast(spread[chunk, c], float64) + off * off * T.cast(T.min(n - chunk * CHUNK, CHUNK), float64)
-                gain: T.float64 = T.float64(1) + T.cast(affine[b, offset + c], float64)
-                scale: T.float64 = (
-                    gain * T.cast(weight[c], float64) / T.sqrt(whole[1] / T.cast(n, float64) + T.float64(EPSILON))
-                )
-                coef[b, 0, c] = T.cast(scale, "float32")
-                coef[b, 1, c] = T.cast(
-                    gain * T.cast(bias[c], float64) + T.cast(affine[b, offset + channels + c], float64) - scale * whole[0],
-                    "float32",
-                )
+                    moments(1, 1, b, chunk, first, rows, body * width + c, X, mean, spread)
+            for block in range(channels // together):
+                whole = T.alloc_buffer((2, together), "float64")
+                for j in T.vectorized(together):
+                    whole[0, j] = T.float64(0)
+                for j in T.vectorized(together):
+                    whole[1, j] = T.float64(0)
+                for chunk in range(chunks):
+                    weight_of: T.let[T.float64] = T.cast(T.min(n - chunk * CHUNK, CHUNK), float64)
+                    for j in T.vectorized(together):
+                        whole[0, j] += T.cast(mean[chunk, block * together + j], float64) * weight_of
+                for j in T.vectorized(together):
+                    whole[0, j] = whole[0, j] / T.cast(n, float64)
+                for chunk in range(chunks):
+                    weight_of: T.let[T.float64] = T.cast(T.min(n - chunk * CHUNK, CHUNK), float64)
+                    for j in T.vectorized(together):
+                        whole[1, j] += T.cast(spread[chunk, block * together + j], float64) + weight_of * (
+                            T.cast(mean[chunk, block * together + j], float64) - whole[0, j]
+                        ) * (T.cast(mean[chunk, block * together + j], float64) - whole[0, j])
+                for j in range(together):
+                    c: T.let[T.int64] = T.int64(block * together + j)
+                    gain: T.let[T.float64] = T.float64(1) + T.cast(affine[b, offset + c], float64)
+                    scale: T.let[T.float64] = (
+                        gain * T.cast(weight[c], float64) / T.sqrt(whole[1, j] / T.cast(n, float64) + T.float64(EPSILON))
+                    )
+                    coef[b, 0, c] = T.cast(scale, "float32")
+                    coef[b, 1, c] = T.cast(
+                        gain * T.cast(bias[c], float64) + T.cast(affine[b, offset + channels + c], float64) - scale * whole[0, j],
+                        "float32",
+                    )
 
     return adain
 

@@ -14,10 +14,8 @@ and all segments share one transformed input; else segments that start elsewhere
 tiles. The last segment may be one tap short. Its value at infinity, the coefficient of the missing tap, is zero and is left out:
 3, 7 and 11 taps take 1.33, 2.5 and 3.8 products per output row.
 
-The more points, the more the output transform amplifies what was rounded off, most of it in the sums over input channels. So these
-are sums of sums of sums: of ``Scheme.chunk`` products, of ``conv1d.CHUNK``, of all.
-
-A dilated convolution treats its d interleaved sequences of rows as d convolutions without dilation.
+The more points, the more the output transform amplifies what was rounded off, most of it in the sums over input channels. So
+these are sums of sums of sums: of ``Scheme.chunk`` products, of ``conv1d.CHUNK``, of all.
 """
 
 from __future__ import annotations
