@@ -102,7 +102,7 @@ class Scheme:
     @property
     def chunk(self) -> int:
         """Products that are summed up at most before the sum joins the next longer one: fewer where more is at stake."""
-        return 32 if self.size <= 8 else 16
+        return 64 if self.size <= 8 else 16
 
     @property
     def name(self) -> str:
