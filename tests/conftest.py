@@ -115,7 +115,7 @@ def _artifact_folder(size: str, lstm_method: str = "extern", components: tuple[s
     return _cached(name, _version(_ARTIFACT_SOURCES, _machine()), make)
 
 
-def _metal_folder(size: str) -> Path:
+def _metal_folder(size: str, dtype: str = "float32") -> Path:
     def make(folder: Path) -> None:
         from kokoro_tvm.compile import CompileOptions, compile_artifact
         from kokoro_tvm.reference.checkpoint import load_checkpoint
@@ -123,11 +123,14 @@ def _metal_folder(size: str) -> Path:
         from kokoro_tvm.targets import metal_target
 
         checkpoint = load_checkpoint(_checkpoint_folder(size))
-        options = CompileOptions.resolve(checkpoint, "metal-macos")
+        options = CompileOptions.resolve(checkpoint, "metal-macos", dtype=dtype)
         options = replace(options, target=metal_target("linux"), target_name="metal-emulated")
-        compile_artifact(list(COMPONENTS), checkpoint, options, folder)
+        # What does not round is the same code in every build.
+        names = list(COMPONENTS) if dtype == "float32" else [n for n, c in COMPONENTS.items() if c.rounds]
+        compile_artifact(names, checkpoint, options, folder)
 
-    return _cached(f"{size}-artifact-metal", _version(_ARTIFACT_SOURCES, _machine()), make)
+    name = f"{size}-artifact-metal" if dtype == "float32" else f"{size}-artifact-metal-{dtype}"
+    return _cached(name, _version(_ARTIFACT_SOURCES, _machine()), make)
 
 
 def _onnx_folder(size: str) -> Path:
@@ -213,8 +216,8 @@ def full_artifact_tir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def metal_artifact() -> Callable[[str], Path]:
-    """Artifacts for the Metal emulator by size, ``tiny`` or ``full``: all five components. Shared: copy before changing."""
+def metal_artifact() -> Callable[[str, str], Path]:
+    """Artifacts for the Metal emulator by size (``tiny`` or ``full``) and ``--dtype``. Shared: copy before changing."""
     return _metal_folder
 
 

@@ -108,8 +108,9 @@ def test_weights_round_trip_mapped_and_aligned(tmp_path: Path) -> None:
         assert isinstance(arrays[list(WEIGHTS).index(name)], np.memmap), f"{name} was copied"
 
 
-def test_bfloat16_weights_round_trip(tmp_path: Path) -> None:
-    weights = {"halves": np.arange(96, dtype=np.uint16).reshape(3, 32), "matrix": WEIGHTS["matrix"]}
+@pytest.mark.parametrize(("dtype", "code"), [(np.uint16, "BF16"), (np.float16, "F16")])
+def test_weights_of_two_bytes_round_trip(tmp_path: Path, dtype: type, code: str) -> None:
+    weights = {"halves": np.arange(96).astype(dtype).reshape(3, 32), "matrix": WEIGHTS["matrix"]}
     write_weights(tmp_path / "w.safetensors", weights)
     write_npz(tmp_path / "w.npz", weights)
     for name in ("w.safetensors", "w.npz"):
@@ -117,7 +118,7 @@ def test_bfloat16_weights_round_trip(tmp_path: Path) -> None:
             assert array.dtype == expected.dtype
             np.testing.assert_array_equal(array, expected)
             assert array.ctypes.data % ALIGNMENT == 0
-    assert b'"dtype":"BF16"' in (tmp_path / "w.safetensors").read_bytes()
+    assert f'"dtype":"{code}"'.encode() in (tmp_path / "w.safetensors").read_bytes()
 
 
 def test_weights_are_plain_safetensors(tmp_path: Path) -> None:

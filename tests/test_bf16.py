@@ -1,4 +1,4 @@
-"""``--dtype bf16`` as an option: where it is refused, what is recorded, and what its results are judged by."""
+"""``--dtype bf16`` and ``fp16`` as options: where they are refused, what is recorded, and what their results are judged by."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ def test_a_gpu_is_refused(target, tiny_checkpoint):
         CompileOptions.resolve(tiny_checkpoint, target, dtype="bf16")
 
 
+def test_fp16_is_for_gpus(tiny_checkpoint):
+    with pytest.raises(InputError, match="--dtype fp16 is for metal-macos and metal-ios, not --target llvm"):
+        CompileOptions.resolve(tiny_checkpoint, dtype="fp16")
+    assert CompileOptions.resolve(tiny_checkpoint, "metal-macos", dtype="fp16").dtype == "fp16"
+
+
 def test_unknown_types_are_refused(tiny_checkpoint):
-    with pytest.raises(InputError, match="--dtype must be one of float32, bf16, got 'float16'"):
+    with pytest.raises(InputError, match="--dtype must be one of float32, bf16, fp16, got 'float16'"):
         CompileOptions.resolve(tiny_checkpoint, dtype="float16")
 
 
@@ -43,18 +49,24 @@ def test_only_what_cannot_move_durations_rounds():
     assert [name for name, c in COMPONENTS.items() if c.rounds] == ["decoder"]
 
 
-def test_tolerances_of_rounding_are_their_own():
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_tolerances_of_rounding_are_their_own(dtype):
     for stage in STAGES:
         for _, tolerance in stage.tensors:
-            relaxed = for_dtype(tolerance, "bf16")
+            relaxed = for_dtype(tolerance, dtype)
             assert for_dtype(tolerance, "float32") is tolerance
             # The source runs in float64 in either case.
             rounds = stage.component == "decoder" and stage.name != "source"
             assert (relaxed is not tolerance) == rounds
             assert relaxed.floor_db >= 20
-            assert not rounds or relaxed.name.endswith("bf16")
-    assert operator_tolerance("conv1d", "bf16").floor_db < operator_tolerance("conv1d").floor_db
-    assert operator_tolerance("adain", "bf16") is operator_tolerance("adain")
+            assert not rounds or relaxed.name.endswith(dtype)
+    assert operator_tolerance("conv1d", dtype).floor_db < operator_tolerance("conv1d").floor_db
+    assert operator_tolerance("adain", dtype) is operator_tolerance("adain")
+
+
+def test_more_bits_have_to_give_more():
+    for tolerance in (tolerances.TRUNK, tolerances.GENERATOR, tolerances.DECODER):
+        assert for_dtype(tolerance, "bf16").floor_db + 10 < for_dtype(tolerance, "fp16").floor_db < tolerance.floor_db
 
 
 def _distances(log_mel_db):

@@ -15,7 +15,7 @@ import pytest
 from metal_emulator import check_kernels, kernel_texts
 
 from kokoro_tvm import mac_bundle, macos
-from kokoro_tvm.artifact import read_manifest
+from kokoro_tvm.artifact import read_manifest, write_weights
 from kokoro_tvm.compile import CompileOptions, compile_artifact
 from kokoro_tvm.errors import ArtifactError, OutputError, ToolchainError
 from kokoro_tvm.reference.checkpoint import Checkpoint
@@ -227,6 +227,20 @@ def test_check_fails_closed(fault: str, checked: Path, tmp_path: Path) -> None:
     assert "EVERY KERNEL AGREES" not in done.stdout
 
 
+def test_plan_of_a_build_with_halves(tmp_path: Path) -> None:
+    """``--dtype fp16``: the types of weights, and what its convolutions may lose against the CPU's."""
+    weights = {"single": np.ones((2, 32), np.float32), "half": np.arange(96, dtype=np.float16).reshape(3, 32)}
+    path = tmp_path / "w.safetensors"
+    write_weights(path, weights)
+    for line, array in zip(mac_bundle._weights(path, list(weights)), weights.values(), strict=True):
+        kind, dtype, offset, *shape = line.split()
+        assert (kind, dtype, shape) == ("weight", str(array.dtype), ["2", *map(str, array.shape)])
+        assert path.read_bytes()[int(offset) :][: array.nbytes] == array.tobytes()
+    assert mac_bundle.bound("decoder", "conv1d12", "fp16") > mac_bundle.BOUND
+    for unrounded in [("decoder", "conv1d12", "float32"), ("f0n", "conv1d", "fp16"), ("decoder", "adain3", "fp16")]:
+        assert mac_bundle.bound(*unrounded) == mac_bundle.BOUND
+
+
 def test_metal_calls_the_same_kernels(emulated: Path, emulator, tiny_checkpoint: Checkpoint) -> None:
     """What ``check.cc`` compares call by call: names and order are those of the CPU, and in the emulator all agree."""
     import tvm
@@ -282,18 +296,18 @@ def test_bundle(artifact: Path, tiny_checkpoint: Checkpoint, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_limits_of_devices(name: str, full_checkpoint: Checkpoint, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in COMPONENTS), ("decoder", "fp16")])
+def test_limits_of_devices(name: str, dtype: str, full_checkpoint: Checkpoint, request: pytest.FixtureRequest) -> None:
     """31 buffers, 64 KB of source and 32 KB of thread-group memory per kernel, 600 KB of source per component; at full size."""
     from kokoro_tvm.export.program import export_program, to_relax
     from kokoro_tvm.passes.pipeline import build, pipeline
     from kokoro_tvm.reference.checkpoint import build_model
 
-    if name != "decoder" and not request.config.getoption("--metal-thorough"):
-        pytest.skip("--metal-thorough runs it; the decoder is the largest by far")
+    if (name, dtype) != ("decoder", "float32") and not request.config.getoption("--metal-thorough"):
+        pytest.skip("--metal-thorough runs it; the decoder in float32 is the largest by far")
     target = metal_target("linux")
     component = to_relax(name, export_program(name, build_model(full_checkpoint)))
-    executable = build(component.module, target.tvm_target(), pipeline(target.tile, "tir"), target.tile)
+    executable = build(component.module, target.tvm_target(), pipeline(target.tile, "tir", dtype=dtype), target.tile)
     kernels = kernel_texts(executable)
     assert check_kernels(kernels, max_total_bytes=600_000) == []
     # Constants of seven digits, fast-math powers and Metal's own sine are not what these kernels are made of.

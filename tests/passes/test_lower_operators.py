@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from kokoro_tvm.kernels import conv1d
 from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.metal.tile import APPLE
 from kokoro_tvm.kernels.records import layer_name
 from kokoro_tvm.passes.lower_operators import PACKING, LowerOperators
 from kokoro_tvm.passes.pipeline import pipeline
@@ -116,6 +117,17 @@ def test_bf16_rounds_in_the_decoder_alone(component, taps, layout, dtype):
     if dtype == "uint16":
         # Words of two input channels, and two values for every one of 32 output channels.
         assert [int(d) for d in lowered.params[2].ty.shape.values][2:] == [32, 64]
+
+
+@pytest.mark.parametrize(
+    ("component", "channels", "layout", "dtype"),
+    [("decoder", 64, "conv1d-fp16", "float16"), ("decoder", 22, "conv1d", "float32"), ("text_encoder", 64, "conv1d", "float32")],
+)
+def test_fp16_rounds_wide_convolutions_of_the_decoder_alone(component, channels, layout, dtype):
+    lowered = LowerOperators(APPLE, "tir", "fp16")(_named(component, 3, channels))[component]
+    assert json.loads(lowered.attrs[PACKING])["weight"] == layout
+    assert lowered.params[2].ty.dtype == dtype
+    assert lowered.params[3].ty.dtype == "float32"
 
 
 def test_sums_in_float64_stay_direct():

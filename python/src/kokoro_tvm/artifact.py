@@ -89,7 +89,7 @@ class ComponentRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``manifest.json``; ``dtype`` is what the decoder's convolutions multiply, float32 or bf16."""
+    """``manifest.json``; ``dtype`` is what the decoder's convolutions multiply: float32, bf16 or fp16."""
 
     kokoro_tvm: str
     tvm: str
@@ -158,7 +158,7 @@ def file_record(path: Path) -> FileRecord:
                           else hashlib.sha256(file.read()).hexdigest(), path.stat().st_size)  # fmt: skip
 
 
-WEIGHT_TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
+WEIGHT_TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16), "F16": np.dtype(np.float16)}
 """Names in safetensors of what weights are made of; NumPy has no bfloat16, whose bits are in a uint16 here."""
 
 
@@ -166,7 +166,7 @@ def _code(dtype: np.dtype) -> str:
     for code, known in WEIGHT_TYPES.items():
         if known == dtype:
             return code
-    raise TypeError(f"weights are float32, or uint16 for bfloat16; got {dtype}")
+    raise TypeError(f"weights are float32, float16, or uint16 for bfloat16; got {dtype}")
 
 
 def write_weights(path: Path, weights: dict[str, np.ndarray]) -> FileRecord:

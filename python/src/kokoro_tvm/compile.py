@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kokoro_tvm.reference.checkpoint import Checkpoint
 
 LSTM_METHODS = ("extern", "tir")
-DTYPES = ("float32", "bf16")
+DTYPES = ("float32", "bf16", "fp16")
 
 BUNDLE = "kokoro"
 """Stem of the files of an artifact whose components share one library and one file of weights."""
@@ -86,7 +86,7 @@ class CompileOptions:
         aligned_len: Most duration frames of an utterance.
         lstm_method: ``extern`` or ``tir``.
         dump_directory: Where to leave readable IR of every phase, if anywhere.
-        dtype: What the decoder's convolutions multiply: ``float32`` or ``bf16``; sums are float32 with both.
+        dtype: What the decoder's convolutions multiply: ``float32``, ``bf16`` or ``fp16``; sums are float32 with all.
     """
 
     target: Target
@@ -119,7 +119,7 @@ class CompileOptions:
             aligned_len: Capacity in frames; by default what ``seq_len`` tokens of the longest duration can need.
             lstm_method: ``extern`` or ``tir``; the target's default if None.
             dump_directory: See the class.
-            dtype: ``float32`` or ``bf16``, for which the CPU needs ``kernels.bf16.FEATURE``.
+            dtype: ``float32``, ``bf16``, for which the CPU needs ``kernels.bf16.FEATURE``, or ``fp16``, for GPUs.
 
         Raises:
             InputError: Naming everything that is wrong.
@@ -139,6 +139,8 @@ class CompileOptions:
             problems.append(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if lstm_method == "extern" and target in METAL_SYSTEMS:
             problems.append(f"--lstm-method extern runs on a CPU; --target {target} takes tir")
+        if dtype == "fp16" and target not in METAL_SYSTEMS:
+            problems.append(f"--dtype fp16 is for {' and '.join(METAL_SYSTEMS)}, not --target {target}; CPUs have bf16")
         if problems:
             raise InputError("; ".join(problems))
         machine = named_target(target, mcpu)

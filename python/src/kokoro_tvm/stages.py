@@ -46,7 +46,8 @@ class Component:
         accumulate: How its matrix products are summed up. The phase of the harmonic source is the integral of F0: what rounding
             leaves in F0 grows with every frame until it can be heard. So in all that F0 depends on, a few percent of the
             arithmetic, sums carry along what they round off.
-        rounds: Whether ``--dtype bf16`` applies: its convolutions may multiply bfloat16. What decides durations and F0 does not.
+        rounds: Whether ``--dtype`` applies: its convolutions may multiply bfloat16 or float16. What decides durations and F0 may
+            not.
     """
 
     name: str

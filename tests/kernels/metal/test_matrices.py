@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kokoro_tvm.kernels import attention as cpu_attention
 from kokoro_tvm.kernels import bilstm as cpu_bilstm
+from kokoro_tvm.kernels import conv1d as cpu_conv1d
 from kokoro_tvm.kernels import style_linear as cpu_style_linear
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.metal import attention, bilstm, conv1d, style_linear
@@ -28,18 +31,59 @@ CONVOLUTIONS = {
     "transposed_10": Conv1d(22, 64, 2, padding_left=1, padding_right=1, phases=10, crop=5, prologue="leaky", slope=0.1),
     "transposed_6_reflect": Conv1d(22, 50, 2, padding_left=1, padding_right=1, phases=6, crop=3, reflect=1, residuals=1),
 }
+HALF = Conv1d(80, 70, 3, padding_left=1, padding_right=1, products="float16")
+HALVES = {
+    "half": HALF,
+    "half_snake": Conv1d(
+        70, 80, 11, dilation=5, padding_left=25, padding_right=25, affine=True, prologue="snake", residuals=1, products="float16"
+    ),
+    "half_transposed": replace(HALF, taps=2, phases=6, crop=3, reflect=1, prologue="leaky", slope=0.1, residuals=1),
+}
+"""With float16 products, for ``--dtype fp16``."""
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, *HALVES])
 def test_convolution(harness, name):
-    conv = CONVOLUTIONS[name]
+    conv = (CONVOLUTIONS | HALVES)[name]
+    half = conv.products == "float16"
     lengths = [max(n * conv.stride, conv.stride) for n in (1, 2, harness.tile.rows - 1, harness.tile.rows, harness.tile.rows + 1)]
 
     def pack_weight(weight):
         phases = weight.reshape(conv.phases, conv.c_out, conv.c_in, conv.taps)
-        return np.concatenate([conv1d.pack_weight(w, harness.tile) for w in phases])
+        packed = np.concatenate([conv1d.pack_weight(w, harness.tile) for w in phases])
+        return conv1d.halves(packed) if half else packed
 
-    harness.check_convolution(conv, lengths, conv1d.kernel(conv, harness.tile), pack_weight, harness.bound)
+    tolerance = conv1d.TOLERANCE_HALF if half else harness.bound
+    harness.check_convolution(conv, lengths, conv1d.kernel(conv, harness.tile), pack_weight, tolerance)
+
+
+def test_half_rounds_the_factors_and_nothing_else(harness):
+    """As float16 arithmetic foretells, with sums of float32; what is larger than the largest float16 becomes that."""
+    conv = replace(HALF, bias=False)
+    x, weight = harness.normal(1, 70, conv.c_in), harness.normal(conv.c_out, conv.c_in, conv.taps)
+    packed = conv1d.halves(conv1d.pack_weight(weight, harness.tile))
+    assert packed.dtype == np.float16
+    kernel = harness.build(conv1d.kernel(conv, harness.tile))
+
+    def call(rows: np.ndarray) -> np.ndarray:
+        return harness.run(kernel, rows, np.array([70]), packed, np.zeros((1, 70, conv.c_out), np.float32))
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return values.astype(np.float16).astype(np.float64)
+
+    y = call(x)
+    assert harness.error(y, cpu_conv1d.reference(conv, rounded(x), [70], rounded(weight))) <= harness.bound
+    assert harness.bound < harness.error(y, cpu_conv1d.reference(conv, x, [70], weight)) <= conv1d.TOLERANCE_HALF
+    x[0, 7, 3], x[0, 40, 5] = 1e6, -1e30
+    y = call(x)
+    expected = cpu_conv1d.reference(conv, rounded(np.clip(x, -conv1d.LARGEST_HALF, conv1d.LARGEST_HALF)), [70], rounded(weight))
+    assert harness.error(y, expected) <= harness.bound
+
+
+@pytest.mark.parametrize(("c_in", "c_out", "rounds"), [(128, 22, False), (22, 256, False), (64, 64, True), (1, 1, False)])
+def test_narrow_convolutions_stay_float32(harness, c_in, c_out, rounds):
+    """conv_post writes logarithms and angles, the source's spectrum has 22 channels, F0 one."""
+    assert conv1d.rounds(Conv1d(c_in, c_out, 3), harness.tile) is rounds
 
 
 @pytest.mark.parametrize(("stride", "reflect"), [(10, 0), (6, 1)])

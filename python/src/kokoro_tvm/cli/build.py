@@ -81,7 +81,8 @@ def build_command(choices: Sequence[str]) -> Callable[..., int]:
             str | None, typer.Option(help="extern (the C++ recurrence) or tir; extern if absent, tir on a GPU.")
         ] = None,
         dtype: Annotated[
-            str, typer.Option(help="What the decoder's convolutions multiply: float32, or bf16 where the CPU has avx512bf16.")
+            str,
+            typer.Option(help="What the decoder's convolutions multiply: float32, bf16 on CPUs with avx512bf16, fp16 on GPUs."),
         ] = "float32",
         output_dir: Annotated[
             Path, typer.Option("--output-dir", "-o", help="The artifact; components of the same build are kept.")

@@ -78,7 +78,8 @@ class Conv1d:
         scale: Factor on the sum of all the above.
         epilogue: Activation of the output.
         accumulate: How products are summed up.
-        products: Type that inputs and weights are rounded to before they are multiplied (``kernels.winograd`` alone rounds).
+        products: Type that inputs and weights are rounded to before they are multiplied: ``kernels.winograd`` rounds to bfloat16,
+            ``kernels.metal.conv1d`` to float16, this kernel not at all.
     """
 
     c_in: int
@@ -100,7 +101,7 @@ class Conv1d:
     scale: float = 1.0
     epilogue: Literal["none", "gelu"] = "none"
     accumulate: Accumulate = "float32"
-    products: Literal["float32", "bfloat16"] = "float32"
+    products: Literal["float32", "bfloat16", "float16"] = "float32"
 
     @property
     def span(self) -> int:

@@ -52,9 +52,10 @@ struct Stored {
     for (int64_t d : shape) count *= static_cast<size_t>(d);
     return count;
   }
-  size_t Bytes() const { return Count() * (dtype == "int64" ? 8 : 4); }
+  size_t Bytes() const { return Count() * (dtype == "int64" ? 8 : dtype == "float16" ? 2 : 4); }
   DLDataType Type() const {
-    return dtype == "int64" ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLFloat, 32, 1};
+    if (dtype == "int64") return DLDataType{kDLInt, 64, 1};
+    return DLDataType{kDLFloat, static_cast<uint8_t>(dtype == "float16" ? 16 : 32), 1};
   }
 };
 
@@ -80,7 +81,7 @@ Stored ReadTensor(std::istream& line) {
   line >> t.dtype >> t.offset >> rank;
   t.shape.resize(rank);
   for (int64_t& d : t.shape) line >> d;
-  if (!line || (t.dtype != "float32" && t.dtype != "int64")) Fail("a tensor of the plan cannot be read");
+  if (!line || (t.dtype != "float32" && t.dtype != "float16" && t.dtype != "int64")) Fail("a tensor of the plan cannot be read");
   return t;
 }
 

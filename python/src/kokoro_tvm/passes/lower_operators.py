@@ -23,6 +23,8 @@ from tvm import relax, tirx
 from kokoro_tvm.kernels import winograd
 from kokoro_tvm.kernels.conv1d import Accumulate, Conv1d
 from kokoro_tvm.kernels.harmonic_source import Source
+from kokoro_tvm.kernels.metal.conv1d import rounds
+from kokoro_tvm.kernels.metal.packing import HALF
 from kokoro_tvm.kernels.metal.tile import Tile as MetalTile
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.records import layer_name
@@ -31,8 +33,8 @@ from kokoro_tvm.ops import NAMESPACE, tensor_names
 from kokoro_tvm.stages import COMPONENTS
 
 LstmMethod = Literal["extern", "tir"]
-Dtype = Literal["float32", "bf16"]
-Products = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bf16", "fp16"]
+Products = Literal["float32", "bfloat16", "float16"]
 
 PACKING = "kokoro_tvm.packing"
 """Function attribute: JSON object from weight parameter to layout name (``kernels.packing``)."""
@@ -135,13 +137,22 @@ def _measured(conv: Conv1d, low: Lowering) -> tuple[Tile, winograd.Scheme | None
     return tile, None if isinstance(tile, MetalTile) else winograd.choice(conv, tile)
 
 
+def _with_products(conv: Conv1d, low: Lowering) -> Conv1d:
+    """The convolution with the products that are asked for, where its kernel rounds."""
+    rounded = replace(conv, products=low.products)
+    tile, scheme = _measured(rounded, low)
+    return rounded if (rounds(conv, tile) if isinstance(tile, MetalTile) else scheme) else conv
+
+
+def _layout(name: str, conv: Conv1d) -> str:
+    """The weight's layout for a direct convolution."""
+    return name + HALF if conv.products == "float16" else name
+
+
 def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
-    conv = replace(_conv1d_of(call, low.accumulate), products=low.products)
+    conv = _with_products(_conv1d_of(call, low.accumulate), low)
     tile, scheme = _measured(conv, low)
-    if scheme is None and conv.products != "float32":
-        conv = replace(conv, products="float32")
-        tile, scheme = _measured(conv, low)
-    weights = [low.packed(call["weight"], winograd.layout(conv, scheme) if scheme else "conv1d", tile)]
+    weights = [low.packed(call["weight"], winograd.layout(conv, scheme) if scheme else _layout("conv1d", conv), tile)]
     arguments = [call["x"], call["lengths"], *weights, *(low.packed(b, "bias", tile) for b in call.present("bias"))]
     arguments += call.present("coef", "alpha", "residual", "residual2")
     if scheme:
@@ -172,9 +183,10 @@ def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
 
 
 def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
-    conv = _conv_transpose1d_of(call, low.accumulate)
+    conv = _with_products(_conv_transpose1d_of(call, low.accumulate), low)
     tile = low.tile_for(conv)
-    weights = [low.packed(call["weight"], f"transposed:{conv.phases}", tile), low.packed(call["bias"], "bias", tile)]
+    layout = _layout(f"transposed:{conv.phases}", conv)
+    weights = [low.packed(call["weight"], layout, tile), low.packed(call["bias"], "bias", tile)]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
     return low.call(_conv1d_kernel(conv, tile), "conv_transpose1d", arguments, call.type)
 
@@ -308,7 +320,8 @@ def _accumulate(function: str) -> Accumulate:
 
 
 def _products(function: str, dtype: Dtype) -> Products:
-    return "bfloat16" if dtype == "bf16" and function in COMPONENTS and COMPONENTS[function].rounds else "float32"
+    rounded: Products = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
+    return rounded if function in COMPONENTS and COMPONENTS[function].rounds else "float32"
 
 
 def _parsed(name: str, arguments: list[relax.Expr], out: relax.TensorType) -> OperatorCall:

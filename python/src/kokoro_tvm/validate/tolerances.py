@@ -81,16 +81,28 @@ def _rounded(name: str, amplification: float, reason: str) -> Tolerance:
     return Tolerance(f"{name}, bf16", round(-10 * math.log10(power), 1), f"two factors of 8 bits, {reason}")
 
 
-_ROUNDED = {
+_ROUNDED_BF16 = {
     TRUNK: _rounded("decoder blocks", 10 * _F43, "ten layers of three taps in a row"),
     GENERATOR: _rounded("generator", 18 * _F44, "a noise block and a residual block at either rate in a row, six layers each"),
     DECODER: _rounded("decoder", 10 * _F43 + 18 * _F44, "the layers of trunk and generator in a row"),
 }
 
+_HALF_DB = 55.0
+"""What float16 products cost a layer, in dB: float32 PyTorch keeps 126 of one convolution, two factors of 11 bits leave 71.
+How errors grow from layer to layer is the model's doing, whatever their size: floors are float32's, less this."""
+
+
+def _half(tolerance: Tolerance) -> Tolerance:
+    reason = f"float32's, less the {_HALF_DB:g} dB that two factors of 11 bits cost a layer"
+    return Tolerance(f"{tolerance.name}, fp16", tolerance.floor_db - _HALF_DB, reason)
+
+
+_ROUNDED = {"bf16": _ROUNDED_BF16, "fp16": {t: _half(t) for t in (TRUNK, GENERATOR, DECODER)}}
+
 
 def for_dtype(tolerance: Tolerance, dtype: str) -> Tolerance:
     """What a tensor may lose in an artifact of this ``dtype``: float32's tolerance where nothing is rounded."""
-    return _ROUNDED.get(tolerance, tolerance) if dtype == "bf16" else tolerance
+    return _ROUNDED.get(dtype, {}).get(tolerance, tolerance)
 
 
 _OPERATORS = {
@@ -111,6 +123,8 @@ def operator_tolerance(operator: str, dtype: str = "float32") -> Tolerance:
     """What one operator may lose on given inputs, in a component whose convolutions multiply ``dtype``."""
     if operator == "conv1d" and dtype == "bf16":
         return _CONVOLUTION_BF16
+    if operator in ("conv1d", "conv_transpose1d") and dtype == "fp16":
+        return _half(_OPERATORS[operator])
     moves = ("to_rows", "to_columns", "mask_rows", "concat", "append_style")
     return _MOVES if operator in moves else _OPERATORS.get(operator, _OTHER)
 

@@ -6,6 +6,9 @@ there is no valid row; a tap is then a shift of the rows, so there is no im2col.
 are packed so that each 8 x 8 block is eight whole lines, and SIMD groups side by side share them in the cache.
 
 Every output value is summed in the order (chunk, k, channel) whatever the capacity or batch.
+
+With float16 products (``--dtype fp16``) weights and staged rows are rounded to float16; everything else, the sums first of all,
+stays float32.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from kokoro_tvm.kernels import bf16
 from kokoro_tvm.kernels import conv1d as cpu
 from kokoro_tvm.kernels.conv1d import Conv1d, pack_bias
 from kokoro_tvm.kernels.metal import vector_math
 from kokoro_tvm.kernels.metal.tile import SHARED_BYTES, SIMD, Tile
 from kokoro_tvm.kernels.prune import keep_parameters
+from kokoro_tvm.kernels.vector_math import Expr
 
 __all__ = ["Conv1d", "kernel", "pack_bias", "pack_transposed_weight", "pack_weight"]
 
@@ -28,8 +33,14 @@ _MATRIX = 8
 _SPLIT = 2
 """A tile is shared by 2 x 2 SIMD groups."""
 
-_PAD = 4
-"""Floats by which a staged row is longer than it needs to be, so that matrix loads touch all memory banks."""
+_PAD = {"float32": 4, "float16": 8}
+"""Values by which a staged row is longer than it needs to be, so that matrix loads touch all memory banks."""
+
+LARGEST_HALF = 65504.0
+"""Larger values become this before they are rounded to float16: no infinity comes from finite input."""
+
+TOLERANCE_HALF = bf16.TOLERANCE * 2.0**-11 / bf16.UNIT_ROUNDOFF
+"""Largest error relative to the largest output with float16 products: that of bfloat16, with factors of 11 bits instead of 8."""
 
 
 def pack_weight(weight: np.ndarray, tile: Tile) -> np.ndarray:
@@ -46,12 +57,30 @@ def pack_transposed_weight(weight: np.ndarray, stride: int, tile: Tile) -> np.nd
     return np.concatenate([pack_weight(phases[..., r].transpose(1, 0, 2), tile) for r in range(stride)])
 
 
+def halves(weight: np.ndarray) -> np.ndarray:
+    """A packed weight in float16."""
+    return np.clip(weight, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+
+
+def rounds(conv: Conv1d, tile: Tile) -> bool:
+    """Whether a convolution may have float16 products.
+
+    Narrow ones gain nothing, and may not: the last one, which writes logarithms and angles, and those that read F0 and the
+    source's spectrum.
+    """
+    return min(conv.c_in, conv.c_out) >= tile.width
+
+
+def _half(value: Expr) -> Expr:
+    return T.cast(T.max(T.min(value, T.float32(LARGEST_HALF)), T.float32(-LARGEST_HALF)), "float16")
+
+
 def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     """Builds the PrimFunc.
 
     Returns:
         ``f(x, lengths, weight, [bias], [coef], [alpha], [residual, [residual2]], y)``, see the CPU's; weight and bias packed by
-        ``pack_weight`` (or ``pack_transposed_weight``) and ``pack_bias`` for ``tile``.
+        ``pack_weight`` (or ``pack_transposed_weight``) and ``pack_bias`` for ``tile``, weight in ``halves`` for float16 products.
 
     Raises:
         ValueError: The input rows of a tile do not fit into thread-group memory.
@@ -62,8 +91,11 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     panels = -(-c_out // width)
     chunks = -(-c_in // chunk)
     staged_rows = (rows - 1) * stride + conv.span
-    pitch = chunk + _PAD
-    shared = max(staged_rows * pitch, rows * width)
+    half = conv.products == "float16"
+    products = "float16" if half else "float32"
+    pitch = chunk + _PAD[products]
+    # Floats: the staged rows, and in their place the tile of results.
+    shared = max(staged_rows * pitch // (2 if half else 1), rows * width)
     if 4 * shared > SHARED_BYTES:
         raise ValueError(f"{conv}: {staged_rows} input rows of a tile exceed {SHARED_BYTES} bytes")
     threads = SIMD * _SPLIT * _SPLIT
@@ -108,7 +140,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         T_res = T.int32()
         X = T.match_buffer(x_h, (B, T_in, c_in), "float32")
         L = T.match_buffer(lengths_h, (B,), "int64")
-        W = T.match_buffer(weight_h, (panels * phases, taps, chunks * chunk, width), "float32")
+        W = T.match_buffer(weight_h, (panels * phases, taps, chunks * chunk, width), products)
         bias = T.match_buffer(bias_h, (panels * width,), "float32")
         coef = T.match_buffer(coef_h, (B, 2, c_in), "float32")
         alpha = T.match_buffer(alpha_h, (2, c_in), "float32")
@@ -121,8 +153,9 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         lane = T.launch_thread("threadIdx.x", SIMD)
         group = T.launch_thread("threadIdx.y", _SPLIT * _SPLIT)
         S = T.alloc_buffer((shared,), "float32", scope="shared")
-        left = T.alloc_buffer((down * block,), "float32", scope="metal.simdgroup")
-        right = T.alloc_buffer((across * block,), "float32", scope="metal.simdgroup")
+        staged = T.decl_buffer((staged_rows * pitch,), products, data=S.data, scope="shared")
+        left = T.alloc_buffer((down * block,), products, scope="metal.simdgroup")
+        right = T.alloc_buffer((across * block,), products, scope="metal.simdgroup")
         acc = T.alloc_buffer((down * across * block,), "float32", scope="metal.simdgroup")
         value = T.alloc_buffer((2,), "float32", scope="local")
         position: T.int32 = group * SIMD + lane
@@ -146,7 +179,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                         if row >= 0 and row < n and c < c_in:
                             value[0] = X[b, row, c]
                             activate(value, coef, alpha, b, c)
-                        S[r * pitch + position % chunk] = value[0]
+                        staged[r * pitch + position % chunk] = _half(value[0]) if half else value[0]
                 T.tvm_storage_sync("shared")
                 for k in range(taps):
                     s_at: T.int32 = top * (stride * pitch) + k * (dilation * pitch)
@@ -156,7 +189,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                             T.evaluate(
                                 T.metal.simdgroup_load(
                                     left.data, i,
-                                    S.access_ptr("r", offset=s_at + i * (_MATRIX * stride * pitch) + e * _MATRIX),
+                                    T.address_of(staged[s_at + i * (_MATRIX * stride * pitch) + e * _MATRIX]),
                                     stride * pitch, _MATRIX, _MATRIX, False,
                                 )
                             )

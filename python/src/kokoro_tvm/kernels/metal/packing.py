@@ -12,6 +12,9 @@ from kokoro_tvm.kernels.metal.tile import Tile
 
 Packer = Callable[[np.ndarray, Tile], np.ndarray]
 
+HALF = "-fp16"
+"""Behind a layout: the packed weight is rounded to float16."""
+
 _PACKERS: dict[str, Packer] = {
     "conv1d": conv1d.pack_weight,
     "bias": lambda b, tile: conv1d.pack_bias(b, tile.width),
@@ -22,11 +25,13 @@ _PACKERS: dict[str, Packer] = {
 
 
 def pack(layout: str, weight: np.ndarray, tile: Tile) -> np.ndarray:
-    """Applies a layout of ``kernels.packing``.
+    """Applies a layout of ``kernels.packing``, in float16 if ``-fp16`` stands behind its name.
 
     Raises:
         KeyError: There is no such layout.
     """
+    if layout.endswith(HALF):
+        return conv1d.halves(pack(layout.removesuffix(HALF), weight, tile))
     name, _, argument = layout.partition(":")
     if name == "transposed":
         return conv1d.pack_transposed_weight(weight, int(argument), tile)
