@@ -34,6 +34,7 @@ from tvm.tirx import PrimFunc
 from kokoro_tvm.kernels import bf16
 from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group
 from kokoro_tvm.kernels.prune import keep_parameters
+from kokoro_tvm.kernels.registers import each, registers, save
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -305,43 +306,16 @@ def _fetch(element: Expr, write: bool = False) -> None:
     T.evaluate(T.call_intrin("void", "tirx.prefetch", T.address_of(element), int(write), 2, 1))
 
 
-def _registers(count: int, lanes: int) -> list[Any]:
-    """Vectors of zeros.
-
-    A buffer each, without a scope: TVM has small buffers of the scope "global" on the stack, from where LLVM takes them into
-    registers; others, and those of the scope "local", are allocated on the heap by every task.
-    """
-    found = [T.alloc_buffer((lanes,), "float32") for _ in range(count)]
-    for register in found:
-        with T.vectorized(lanes) as j:
-            T.buffer_store(register, T.float32(0), [j])
-    return found
-
-
-def _each(registers: list[Any], lanes: int, value: Callable[[int, Expr], Expr]) -> None:
-    """Sets lane j of each register i to ``value(i, j)``."""
-    for i, register in enumerate(registers):
-        with T.vectorized(lanes) as j:
-            T.buffer_store(register, value(i, j), [j])
-
-
-def _dots(registers: list[Any], lanes: int, pair: Callable[[int], Expr], weights: Callable[[int], Expr]) -> None:
+def _dots(found: list[Any], lanes: int, pair: Callable[[int], Expr], weights: Callable[[int], Expr]) -> None:
     """Adds the products of ``pair(i)`` and ``weights(i)`` to each register i; see ``bf16.dot``."""
     everything = T.ramp(0, 1, lanes)
-    for i, register in enumerate(registers):
+    for i, register in enumerate(found):
         T.buffer_store(register, bf16.dot(register[everything], pair(i), weights(i)), [everything])
 
 
 def _extent(total: int, begin: Expr, most: int) -> Expr:
     """Length of a part of ``total`` that begins at ``begin``: ``most``, or what is left."""
     return T.min(total - begin, most) if total % most else T.int64(most)
-
-
-def _save(registers: list[Any], lanes: int, store: Callable[[int, Expr, Expr], None]) -> None:
-    """Calls ``store(i, j, value)`` for lane j of each register i."""
-    for i, register in enumerate(registers):
-        with T.vectorized(lanes) as j:
-            store(i, j, register[j])
 
 
 def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
@@ -490,7 +464,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                                 _fetch(R[b, t >> shift, column + line * LINE])
                                             if conv.residuals > 1:
                                                 _fetch(R2[b, t, column + line * LINE])
-                            total = _registers(rows * vectors, lanes)
+                            total = registers(rows * vectors, lanes)
                             for s in range(T.min(products - p * segments, segments)):
                                 from_tile: T.let[T.int64] = register_tile * rows + s * step // outputs
                                 if half:
@@ -501,19 +475,19 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                         )
                                 else:
                                     for chunk in range(T.int64(chunks)):
-                                        part = _registers(rows * vectors, lanes)
+                                        part = registers(rows * vectors, lanes)
                                         for short in range((_extent(c_in, chunk * CHUNK, CHUNK) + run - 1) // run):
-                                            acc = _registers(rows * vectors, lanes)
+                                            acc = registers(rows * vectors, lanes)
                                             begin: T.let[T.int64] = chunk * CHUNK + short * run
                                             for c in range(_extent(c_in, begin, run)):
-                                                _each(acc, lanes, lambda i, j: T.fma(
+                                                each(acc, lanes, lambda i, j: T.fma(
                                                     V[p, s % grids, from_tile + i // vectors, begin + c],
                                                     W[panel, p * segments + s, begin + c, i % vectors * lanes + j],
                                                     acc[i][j],
                                                 ))
-                                            _each(part, lanes, lambda i, j: part[i][j] + acc[i][j])
-                                        _each(total, lanes, lambda i, j: total[i][j] + part[i][j])
-                            _save(total, lanes, lambda i, j, value: T.buffer_store(
+                                            each(part, lanes, lambda i, j: part[i][j] + acc[i][j])
+                                        each(total, lanes, lambda i, j: total[i][j] + part[i][j])
+                            save(total, lanes, lambda i, j, value: T.buffer_store(
                                 P, value, [p, register_tile * rows + i // vectors, i % vectors * lanes + j]
                             ))
                     for i in range(tiles):
