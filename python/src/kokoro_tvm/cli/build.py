@@ -199,16 +199,16 @@ def judge(
 
 
 def _parity_table(records: Sequence[ParityRecord]) -> Table:
-    table = Table(title="Error of a ragged batch in padded buffers against eager PyTorch in float64", title_justify="left")
-    for column in ("output", "utterance"):
-        table.add_column(column, no_wrap=True)
-    for column in ("SNR, dB", "floor", "PyTorch float32", "max abs error", "finite", "verdict"):
-        table.add_column(column, justify="right")
+    title = "A ragged batch in padded buffers against eager PyTorch in float64, SNR in dB; PyTorch: its own float32"
+    table = Table(title=title, title_justify="left")
+    table.add_column("output", no_wrap=True)
+    # As narrow as a terminal: nothing of a verdict may be cut off.
+    for column in ("length", "SNR, dB", "floor", "PyTorch", "error", "verdict"):
+        table.add_column(column, justify="right", no_wrap=True)
     for r in records:
-        verdict = "[green]ok[/green]" if r.passed else "[red]BELOW THE FLOOR[/red]"
-        finite = "yes" if r.finite else "NO"
+        verdict = "[green]ok[/green]" if r.passed else "[red]BELOW[/red]" if r.snr_db < r.floor_db else "[red]FAILED[/red]"
         figures = (f"{r.snr_db:.1f}", f"{r.floor_db:.0f}", f"{r.pytorch_db:.1f}", f"{r.max_abs:.2e}")
-        table.add_row(f"{r.component} {r.output}", r.phonemes, *figures, finite, verdict)
+        table.add_row(f"{r.component} {r.output}", f"{len(r.phonemes)}", *figures, verdict)
     return table
 
 
