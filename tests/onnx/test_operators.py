@@ -44,6 +44,7 @@ X = poisoned(normal(B, T, C))
 LONGER = np.array([13, 7, 12])
 RATE = 30
 F0 = np.where(RNG.random((B, T)) < 0.3, 0, RNG.uniform(100, 300, (B, T))).astype(np.float32)
+SAMPLES = np.stack([normal(B, T * RATE), np.float32(2e-8) * normal(B, T * RATE)], axis=2)
 
 CASES = {
     "convolution": (
@@ -145,7 +146,7 @@ CASES = {
         },
         {"upsample": RATE, "sampling_rate": 24000, "sine_amplitude": 0.1, "noise_std": 0.003, "voiced_threshold": 10.0},
     ),
-    "stft": ("stft", {"x": poisoned(normal(B, T * RATE), LENGTHS * RATE), "lengths": LENGTHS * RATE}, {"n_fft": 20, "hop": 5}),
+    "stft": ("stft", {"x": poisoned(SAMPLES, LENGTHS * RATE), "lengths": LENGTHS * RATE}, {"n_fft": 20, "hop": 5}),
     "istft": (
         "istft", {"x": poisoned(normal(B, T * 6 + 1, 22), LENGTHS * 6 + 1), "lengths": LENGTHS * 6 + 1}, {"n_fft": 20, "hop": 5},
     ),
@@ -255,7 +256,7 @@ def test_lists_take_what_is_left():
 
 def test_phase_of_what_is_real_is_plus_pi():
     """Frame 0 and the outer bins are real; a negative one has the phase π, zero has 0."""
-    x = -np.ones((1, 60), np.float32)
+    x = -np.ones((1, 60, 2), np.float32)
     model = model_of("stft", {"x": x, "lengths": np.array([60])}, {"n_fft": 20, "hop": 5}, 3)
     session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
     (y,) = session.run(None, {"x": x, "lengths": np.array([60])})

@@ -87,7 +87,7 @@ SHAPES: dict[str, Callable[..., Shape]] = {
     "mask_rows": lambda x, **_: x,
     "concat": lambda xs, **_: (xs[0][0], xs[0][1], sum(x[2] for x in xs)),
     "style_linear": lambda style, weight, **_: (style[0], weight[0]),
-    "harmonic_source": lambda f0, upsample, **_: (f0[0], f0[1] * upsample),
+    "harmonic_source": lambda f0, upsample, **_: (f0[0], f0[1] * upsample, 2),
     "stft": lambda x, n_fft, hop, **_: (x[0], x[1] // hop + 1, n_fft + 2),
     "istft": lambda x, hop, **_: (x[0], (x[1] - 1) * hop),
 }

@@ -37,12 +37,13 @@ def test_harmonic_source(harness):
     f0 = harness.Ragged([_f0(harness.rng, n) for n in lengths])
     noise = harness.ragged(lengths, HARMONICS, rows=lambda n: n * UPSAMPLE)
     weight, bias = _linear(harness.rng)
+    sources = [_source_twin(f, z, weight, bias) for f, z in zip(f0.samples, noise.samples, strict=True)]
     harness.check(
         harmonic_source.kernel(Source(), harness.tile),
         [f0, harness.LENGTHS, noise, weight, bias],
         lengths,
-        harness.Output(lambda n: (n * UPSAMPLE,), rows=lambda n: n * UPSAMPLE),
-        [_source_twin(f, z, weight, bias) for f, z in zip(f0.samples, noise.samples, strict=True)],
+        harness.Output(lambda n: (n * UPSAMPLE, 2), rows=lambda n: n * UPSAMPLE),
+        [np.stack([s, 0 * s], axis=1) for s in sources],
         harness.bound,
     )
 
@@ -57,10 +58,10 @@ def _sines(harness, f0):
     noise = np.zeros((1, len(f0) * UPSAMPLE, HARMONICS), np.float32)
     sines = []
     for h in range(HARMONICS):
-        y = np.zeros((1, len(f0) * UPSAMPLE), np.float32)
+        y = np.zeros((1, len(f0) * UPSAMPLE, 2), np.float32)
         weight = np.eye(HARMONICS, dtype=np.float32)[h]
         y = harness.run(kernel, f0[None], np.array([len(f0)]), noise, weight, np.zeros(1, np.float32), y)[0]
-        sines.append(np.arctanh(y.astype(np.float64)) / small)
+        sines.append(np.arctanh(y[:, 0].astype(np.float64)) / small)
     return np.array(sines)
 
 
@@ -93,14 +94,16 @@ def test_phase_of_every_harmonic(harness, case):
 
 
 def _signal(rng, samples):
-    """Harmonics and noise as the source makes them."""
+    """Harmonics and noise as the source makes them, [samples, 2]: a sample is the sum of two."""
     t = np.arange(samples)
     voiced = sum(rng.standard_normal() * np.sin(2 * np.pi * (h * 190 * t / 24000 + 0.1)) for h in range(1, 10))
-    return (0.05 * voiced * (t // 700 % 2) + 0.01 * rng.standard_normal(samples) - 0.03).astype(np.float32)
+    exact = 0.05 * voiced * (t // 700 % 2) + 0.01 * rng.standard_normal(samples) - 0.03
+    rounded = exact.astype(np.float32)
+    return np.stack([rounded, (exact - rounded).astype(np.float32)], axis=1)
 
 
 def _run_stft(harness, signals, capacity):
-    x = np.full((len(signals), capacity), np.nan, np.float32)
+    x = np.full((len(signals), capacity, 2), np.nan, np.float32)
     for b, signal in enumerate(signals):
         x[b, : len(signal)] = signal
     y = np.full((len(signals), capacity // HOP + 1, 2 * BINS), 777, np.float32)

@@ -373,7 +373,8 @@ def harmonic_source(
         voiced_threshold: Hz.
 
     Returns:
-        [B, 2M * upsample]. The phase is accumulated in float64 whatever the input's dtype.
+        [B, 2M * upsample, 2]: samples in the input's dtype, and what that rounds off. The phase is accumulated in float64
+        whatever the input's dtype.
     """
 
     def valid(b: int, n: int) -> Tensor:
@@ -384,23 +385,26 @@ def harmonic_source(
         voiced = (f0[b, :n] > voiced_threshold).double().repeat_interleave(upsample)[:, None]
         amplitude = voiced * noise_std + (1 - voiced) * sine_amplitude / 3
         mixed = (sines * voiced + amplitude * noise[b, : n * upsample].double()) @ weight.double() + bias.double()
-        return torch.tanh(mixed).to(f0.dtype)
+        samples = torch.tanh(mixed)
+        rounded = samples.to(f0.dtype)
+        return torch.stack([rounded, (samples - rounded.double()).to(f0.dtype)], dim=1)
 
     return _per_sample("harmonic_source", lengths, valid, f0, f0=f0, upsample=upsample)
 
 
 @_operator
 def stft(x: Tensor, lengths: Tensor, n_fft: int, hop: int) -> Tensor:
-    """Magnitude and phase side by side, [B, L] to [B, L / hop + 1, n_fft + 2]; computed in float64.
+    """Magnitude and phase side by side, [B, L, 2] to [B, L / hop + 1, n_fft + 2]; computed in float64.
 
-    ``torch.stft`` as in kokoro ``istftnet.py``: ``TorchSTFT``: centred, reflect padding, periodic Hann. The imaginary parts of
-    DC and Nyquist are exactly zero, and so are those of frame 0, which the reflection makes its own mirror image: an FFT's
-    rounding noise there would decide between a phase of π and -π. Zero is +0, and the phase of a negative bin π.
+    A sample is the sum of two. ``torch.stft`` as in kokoro ``istftnet.py``: ``TorchSTFT``: centred, reflect padding, periodic
+    Hann. The imaginary parts of DC and Nyquist are exactly zero, and so are those of frame 0, which the reflection makes its own
+    mirror image: an FFT's rounding noise there would decide between a phase of π and -π. Zero is +0, and the phase of a negative
+    bin π.
     """
 
     def valid(b: int, n: int) -> Tensor:
         window = torch.hann_window(n_fft, dtype=torch.float64)
-        spectrum = torch.stft(x[b, :n].double(), n_fft, hop, n_fft, window, return_complex=True)
+        spectrum = torch.stft(x[b, :n].double().sum(dim=1), n_fft, hop, n_fft, window, return_complex=True)
         imaginary = spectrum.imag.clone()
         imaginary[:, 0] = 0
         imaginary[[0, -1]] = 0

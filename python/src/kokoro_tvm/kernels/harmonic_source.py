@@ -3,8 +3,11 @@
 What it is: ``SineGen`` and ``SourceModuleHnNSF`` of kokoro's ``istftnet.py`` behind ``f0_upsamp``, in one pass. What it is
 not: a source of randomness; the noise is an input.
 
-Shapes: f0 [B, F] Hz, lengths [B] int64 = valid F0 values, noise [B, F * upsample, harmonics], y [B, F * upsample]. F0 and
+Shapes: f0 [B, F] Hz, lengths [B] int64 = valid F0 values, noise [B, F * upsample, harmonics], y [B, F * upsample, 2]. F0 and
 noise beyond the valid length are never read (they may hold NaN), output beyond it is not written.
+
+``y[..., 0]`` is a sample in float32, ``y[..., 1]`` what that rounds off. It matters: the phase of a bin of the source's spectrum
+near ±π hangs on the sign of an imaginary part that may be smaller (NOTES/007).
 
 Why it is exact where float32 PyTorch loses 60 dB: between the centres of two frames the interpolated phase is linear,
 ``upsample * c[i] + (j + 1/2) * f[i + 1]`` cycles with ``c`` the running sum of ``f = frac(harmonic * f0 / rate)``. Whole
@@ -28,8 +31,9 @@ from kokoro_tvm.kernels import vector_math_f64
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math_f64 import Expr
 
-TOLERANCE = 1e-7
-"""Largest error of a value, relative to 1 (the range of tanh): the rounding to float32."""
+TOLERANCE = 1e-10
+"""Largest error of a value, both parts together, relative to 1 (the range of tanh), after a minute: the running sum of F0 has
+2e4 whole turns by then, which leave 40 bits for the rest."""
 
 _FRAMES = 8
 """F0 values per task: 0.1 s of audio."""
@@ -103,7 +107,7 @@ def kernel(source: Source, tile: Tile) -> PrimFunc:
         noise = T.match_buffer(noise_h, (B, F * upsample, harmonics), "float32")
         weight = T.match_buffer(weight_h, (harmonics,), "float32")
         bias = T.match_buffer(bias_h, (1,), "float32")
-        Y = T.match_buffer(y_h, (B, F * upsample), "float32")
+        Y = T.match_buffer(y_h, (B, F * upsample, 2), "float32")
         # Running sum of F0. Sized by the capacity, but only the valid part is touched; beside the noise it is nothing.
         C = T.alloc_buffer((F,), "float64")
         for b in range(B):
@@ -159,7 +163,11 @@ def kernel(source: Source, tile: Tile) -> PrimFunc:
                                     _weighted_noise_and_bias(noise, weight, bias, spread, b, t + j),
                                 )
                             for j in T.vectorized(lanes):
-                                Y[b, t + j] = T.cast(vector_math_f64.tanh(U[1, j]), "float32")
+                                U[1, j] = vector_math_f64.tanh(U[1, j])
+                            for j in T.vectorized(lanes):
+                                Y[b, t + j, 0] = T.cast(U[1, j], "float32")
+                            for j in T.vectorized(lanes):
+                                Y[b, t + j, 1] = T.cast(U[1, j] - T.cast(T.cast(U[1, j], "float32"), "float64"), "float32")
 
     return harmonic_source
 
@@ -167,17 +175,21 @@ def kernel(source: Source, tile: Tile) -> PrimFunc:
 def reference(
     f0: np.ndarray, lengths: np.ndarray, noise: np.ndarray, weight: np.ndarray, bias: np.ndarray, source: Source = Source()
 ) -> list[np.ndarray]:
-    """``SineGen`` and ``SourceModuleHnNSF`` in NumPy float64, harmonic by harmonic; one array [upsample * length] per sample."""
+    """``SineGen`` and ``SourceModuleHnNSF`` in NumPy, harmonic by harmonic; one float64 array [upsample * length] per sample.
+
+    Phases, 1e6 rad after a minute, are long doubles where there are any.
+    """
     upsample = source.upsample
     outputs = []
     for b, n in enumerate(lengths):
-        f = f0[b, :n].astype(np.float64)
+        f = f0[b, :n].astype(np.longdouble)
         rad = f[:, None] * np.arange(1, len(weight) + 1) / source.sampling_rate % 1
-        phase = np.cumsum(rad, axis=0) * 2 * np.pi * upsample
-        position = np.maximum((np.arange(n * upsample) + 0.5) / upsample - 0.5, 0)
+        turns = np.cumsum(rad, axis=0) * upsample
+        position = np.maximum((np.arange(n * upsample) + np.longdouble(0.5)) / upsample - np.longdouble(0.5), 0)
         i = position.astype(np.int64)
         w = (position - i)[:, None]
-        sines = np.sin((1 - w) * phase[i] + w * phase[np.minimum(i + 1, n - 1)])
+        phase = ((1 - w) * turns[i] + w * turns[np.minimum(i + 1, n - 1)]) % 1
+        sines = np.sin(2 * np.pi * phase.astype(np.float64))
         uv = np.repeat(f > source.voiced_threshold, upsample)[:, None]
         amplitude = np.where(uv, source.noise_std, source.sine_amplitude / 3)
         waves = source.sine_amplitude * sines * uv + amplitude * noise[b, : n * upsample]

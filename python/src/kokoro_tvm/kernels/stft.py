@@ -4,11 +4,12 @@ What it is: ``TorchSTFT.transform`` of kokoro's ``istftnet.py`` (``torch.stft`` 
 onesided, then ``abs`` and ``angle``). What it is not: an FFT; with 20 points the sums themselves are cheaper than their
 bookkeeping.
 
-Shapes: x [B, L], lengths [B] int64 = valid samples, y [B, F, 2 * bins] with ``F > lengths // hop``; y[..., :bins] is the
-magnitude, y[..., bins:] the phase in [-π, π]. The reflection happens at the valid end; samples beyond it are never read (they
-may hold NaN), frames beyond ``lengths // hop`` are not written.
+Shapes: x [B, L, 2], each sample the sum of two, lengths [B] int64 = valid samples, y [B, F, 2 * bins] with
+``F > lengths // hop``; y[..., :bins] is the magnitude, y[..., bins:] the phase in [-π, π]. The reflection happens at the valid
+end; samples beyond it are never read (they may hold NaN), frames beyond ``lengths // hop`` are not written.
 
-The phase of a bin near ±π decides the sign of π, and everything downstream sees the difference: hence float64. Where the
+The phase of a bin near ±π decides the sign of π, and everything downstream sees the difference: hence float64, and hence samples
+in two parts (``harmonic_source``). Where the
 spectrum is real there is no sign to find, and the imaginary part has to be exactly zero: in the first and the last bin, and in
 a frame that is its own mirror image, which the reflection makes of frame 0. There an FFT's imaginary parts are rounding noise,
 so PyTorch's phase of a negative bin is π or -π by accident; here it is π. The sums therefore run over ``x[c + d] + x[c - d]``
@@ -120,7 +121,7 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
         B = T.int64()
         N = T.int64()
         F = T.int64()
-        X = T.match_buffer(x_h, (B, N), "float32")
+        X = T.match_buffer(x_h, (B, N, 2), "float32")
         L = T.match_buffer(lengths_h, (B,), "int64")
         Y = T.match_buffer(y_h, (B, F, 2 * bins), "float32")
         for b in range(B):
@@ -136,7 +137,7 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
                         t: T.int64 = (task * block + r) * hop + p - centre
                         mirrored: T.int64 = T.Select(t < 0, -t, T.Select(t < n, t, 2 * (n - 1) - t))
                         if mirrored >= 0:
-                            S[p, r] = T.cast(X[b, mirrored], "float64")
+                            S[p, r] = T.cast(X[b, mirrored, 0], "float64") + T.cast(X[b, mirrored, 1], "float64")
                         else:
                             # Only frames beyond the last one see this.
                             S[p, r] = T.float64(0)
@@ -167,7 +168,7 @@ def reference(x: np.ndarray, lengths: np.ndarray, n_fft: int = 20, hop: int = 5)
     """The kernel in NumPy float64, one array [frames, 2 * bins] per sample."""
     outputs = []
     for b, n in enumerate(lengths):
-        padded = np.pad(x[b, :n].astype(np.float64), n_fft // 2, mode="reflect")
+        padded = np.pad(x[b, :n].astype(np.float64).sum(axis=-1), n_fft // 2, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, n_fft)[::hop]
         spectrum = np.fft.rfft(frames * hann_window(n_fft))
         # A frame that is its own mirror image has a real spectrum; what the FFT leaves there is rounding noise.

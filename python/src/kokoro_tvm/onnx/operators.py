@@ -432,7 +432,9 @@ def _harmonic_source(f: Body) -> Value:
     excitation = f.where(voiced, sines + noise * f.scalar("noise_std", "float64"), noise * quiet)
     weight = f.unsqueeze(f["weight"], 1).to("float64")  # [H, 1]
     mixed = f.op("MatMul", excitation, weight) + f["bias"].to("float64")  # [B, 2M, upsample, 1]
-    return f.op("Reshape", f.op("Tanh", mixed), f.constant([0, -1])).to("float32")
+    samples = f.op("Reshape", f.op("Tanh", mixed), f.constant([0, -1, 1]))
+    rounded = samples.to("float32")
+    return f.op("Concat", rounded, (samples - rounded.to("float64")).to("float32"), axis=2)
 
 
 def _interpolated(f: Body, turns: Value, upsample: int) -> Value:
@@ -465,13 +467,14 @@ def _angles(n_fft: int) -> np.ndarray:
 
 def _stft(f: Body) -> Value:
     n_fft, hop = f.attributes["n_fft"], f.attributes["hop"]
-    x, last = f["x"], f.unsqueeze(f["lengths"], 1) - 1  # [B, 1]
+    x = f.op("ReduceSum", f["x"].to("float64"), f.constant([2]), keepdims=0)  # [B, L]
+    last = f.unsqueeze(f["lengths"], 1) - 1  # [B, 1]
     frames = f.op("Range", f.constant(0), f.op("Squeeze", f.size(x, 1) / hop + 1, f.constant([0])), f.constant(1))
     index = f.unsqueeze(frames, 1) * hop + f.constant(np.arange(n_fft) - n_fft // 2)
     index = f.op("Reshape", index, f.constant([1, -1]))  # [1, F * n_fft]
     index = last - f.op("Abs", last - f.op("Abs", index))  # reflected at both valid ends
     index = f.op("Max", index, f.constant(0))  # frames beyond the valid ones
-    samples = f.op("GatherElements", x, index, axis=1).to("float64")
+    samples = f.op("GatherElements", x, index, axis=1)
     samples = f.op("Reshape", samples, f.constant([0, -1, n_fft]))
     cosines, sines = (_window(n_fft) * function(_angles(n_fft)) for function in (np.cos, np.sin))
     sines[[0, -1]] = 0

@@ -335,6 +335,10 @@ def _rows(out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _sums(out: torch.Tensor) -> torch.Tensor:
+    return out.double().sum(dim=-1)
+
+
 def _columns(out: torch.Tensor) -> torch.Tensor:
     return out.transpose(1, 2)
 
@@ -347,7 +351,7 @@ _RESULTS: dict[str, dict[str, tuple[str, View]]] = {
     "bert": {"layer_norm": ("bert", _rows)},  # overwritten by each: the last one stays
     "duration": {"ada_layer_norm": ("duration_encoder.norm.{}", lambda out: out[..., : -eager.DECODER_STYLE.stop])},
     "text_encoder": {"layer_norm": ("text_encoder.cnn.{}", _columns)},
-    "decoder": {"harmonic_source": ("har_source", _rows), "conv_transpose1d": ("upsampled.{}", _columns)},
+    "decoder": {"harmonic_source": ("har_source", _sums), "conv_transpose1d": ("upsampled.{}", _columns)},
 }
 """Component to operator to the name of its results."""
 

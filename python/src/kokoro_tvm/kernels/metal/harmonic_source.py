@@ -3,6 +3,7 @@
 F0 becomes a whole number of 2^-24 Hz and its running sum stays exact, in whatever order it is added. A phase is a whole number of
 2^-48 turns, then of 2^-32 turns in 32 bits, where whole turns drop out by themselves and the phase of harmonic h is h times that
 of the first. Only the last step, at most half a turn, is a float32. No fast-math mode can touch any of this.
+What the CPU's kernel keeps beyond float32 of every sample is zero here.
 
 Two GPU kernels in one function: the first has one thread group per sample, adds up F0 in blocks and leaves phase and frequency of
 every frame; the second has one thread per audio sample.
@@ -59,7 +60,7 @@ def kernel(source: Source, tile: Tile) -> PrimFunc:
         noise = T.match_buffer(noise_h, (B, F * upsample, harmonics), "float32")
         weight = T.match_buffer(weight_h, (harmonics,), "float32")
         bias = T.match_buffer(bias_h, (1,), "float32")
-        Y = T.match_buffer(y_h, (B, F * upsample), "float32")
+        Y = T.match_buffer(y_h, (B, F * upsample, 2), "float32")
         frames = T.alloc_buffer((B, F, per_frame), "int64")
         with T.launch_thread("blockIdx.x", B) as b, T.launch_thread("threadIdx.x", THREADS) as position:
             # Every thread adds up a stretch of F0, then starts from the sum of the stretches before its own.
@@ -137,6 +138,7 @@ def kernel(source: Source, tile: Tile) -> PrimFunc:
                     )
                     value[0] = T.fma(weight[h], T.fma(amplitude, value[1], spread * noise[b, t, h]), value[0])
                 vector_math.tanh(value, 0, value[0])
-                Y[b, t] = value[0]
+                Y[b, t, 0] = value[0]
+                Y[b, t, 1] = T.float32(0)
 
     return harmonic_source

@@ -61,13 +61,13 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
         B = T.int32()
         N = T.int32()
         F = T.int32()
-        X = T.match_buffer(x_h, (B, N), "float32")
+        X = T.match_buffer(x_h, (B, N, 2), "float32")
         L = T.match_buffer(lengths_h, (B,), "int64")
         Y = T.match_buffer(y_h, (B, F, 2 * bins), "float32")
         block = T.launch_thread("blockIdx.x", (F + THREADS - 1) // THREADS)
         b = T.launch_thread("blockIdx.y", B)
         position = T.launch_thread("threadIdx.x", THREADS)
-        sample = T.alloc_buffer((n_fft,), "float32", scope="local")
+        sample = T.alloc_buffer((n_fft, 2), "float32", scope="local")
         whole = T.alloc_buffer((n_fft,), "int64", scope="local")
         folded = T.alloc_buffer((2, centre), "int64", scope="local")
         spectrum = T.alloc_buffer((2, bins), "float32", scope="local")
@@ -79,13 +79,16 @@ def kernel(tile: Tile, n_fft: int = 20, hop: int = 5) -> PrimFunc:
             for m in T.unroll(n_fft):
                 t: T.int32 = frame * hop + m - centre
                 mirrored: T.int32 = T.Select(t < 0, -t, T.Select(t < n, t, 2 * (n - 1) - t))
-                sample[m] = X[b, mirrored]
-                peak[0] = T.max(peak[0], T.fabs(sample[m]))
+                sample[m, 0] = X[b, mirrored, 0]
+                sample[m, 1] = X[b, mirrored, 1]
+                peak[0] = T.max(peak[0], T.fabs(sample[m, 0]))
             exponent: T.int32 = T.max(T.shift_right(T.reinterpret("int32", peak[0]), 23), _LEAST_EXPONENT)
             scale: T.float32 = T.reinterpret("float32", T.shift_left(2 * 127 + _SAMPLE_BITS - 1 - exponent, 23))
             inverse: T.float32 = T.reinterpret("float32", T.shift_left(exponent + 1 - _SAMPLE_BITS, 23))
             for m in T.unroll(n_fft):
-                whole[m] = T.cast(T.nearbyint(sample[m] * scale), "int64")
+                whole[m] = T.cast(T.nearbyint(sample[m, 0] * scale), "int64") + T.cast(
+                    T.nearbyint(sample[m, 1] * scale), "int64"
+                )
             folded[0, 0] = whole[centre]
             for d in T.unroll(centre - 1):
                 folded[0, d + 1] = whole[centre + 1 + d] + whole[centre - 1 - d]
