@@ -73,6 +73,6 @@ class Tile:
 AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024,
             compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024))  # fmt: skip
 AVX512 = Tile(lanes=16, vectors=2, rows=8, block=192, packed=400 * 1024,
-              compensated=Tile(lanes=16, vectors=1, rows=14, block=196, packed=832 * 1024))  # fmt: skip
+              compensated=Tile(lanes=16, vectors=1, rows=14, block=196, columns=192, packed=832 * 1024))  # fmt: skip
 NEON = Tile(lanes=4, vectors=4, rows=6, block=192)
 SSE = Tile(lanes=4, vectors=2, rows=4, block=192)
