@@ -369,7 +369,12 @@ def _attention(f: Body) -> Value:
 
 
 def _bilstm(f: Body) -> Value:
-    """The input's products are summed in float64; ``LSTM`` then picks its own gates from them with a matrix of zeros and ones."""
+    """``LSTM`` between two roundings: the input's products before it and its gates after it are float64.
+
+    ``LSTM`` exists in float32 only. It gets the products ready-made and picks its own gates from them with a matrix of zeros and
+    ones. From its states of the steps before, all gates of all steps then follow at once, and a ``Scan`` of two operations a step
+    gives the cells: what is left of its rounding has passed ``w_hh`` once.
+    """
 
     def gates(name: str) -> Value:
         """From i, f, g, o, as PyTorch has them, to i, o, f, g."""
@@ -381,13 +386,56 @@ def _bilstm(f: Body) -> Value:
     weight = f.op("Reshape", gates("w_ih"), f.constant([both, f.extent("x", 2)])).to("float64")
     bias = f.op("Reshape", gates("b_ih").to("float64") + gates("b_hh").to("float64"), f.constant([both]))
     projected = f.op("MatMul", f.masked(f["x"], f["lengths"]).to("float64"), f.transpose(weight, 1, 0)) + bias
+    projected = f.transpose(projected, 1, 0, 2)  # [T, B, 8 H]
     numbers = f.op("Range", f.constant(0), f.constant(both), f.constant(1))
     identity = f.unsqueeze(numbers, 1).equals(numbers).to("float32")
     selection = f.op("Reshape", identity, f.constant([2, both // 2, both]))
-    x = f.transpose(projected.to("float32"), 1, 0, 2)
+    w_hh = gates("w_hh")
     settings = {"direction": "bidirectional", "hidden_size": hidden}
-    y = f.op("LSTM", x, selection, gates("w_hh"), None, f["lengths"].to("int32"), **settings)  # [T, 2, B, H]
-    return f.op("Reshape", f.transpose(y, 2, 0, 1, 3), f.constant([0, 0, 2 * hidden]))
+    x = projected.to("float32")
+    states = f.op("LSTM", x, selection, w_hh, None, f["lengths"].to("int32"), **settings).to("float64")  # [T, 2, B, H]
+
+    valid = f.unsqueeze(f.transpose(f.valid(f["x"], f["lengths"]), 1, 0), 2)  # [T, B, 1]
+    columns = f.transpose(w_hh.to("float64"), 0, 2, 1)  # [2, H, 4 H]
+    cells, outs = [], []
+    for i in range(2):
+        own = f.op("Squeeze", f.slice(states, 1, i, i + 1), f.constant([1]))  # [T, B, H]
+        # The states before the first step are zero, and so are those beyond a sample's last.
+        shift = f.constant([1, 0, 0, -1, 0, 0] if i == 0 else [-1, 0, 0, 1, 0, 0])
+        before = f.op("Pad", own, shift)
+        recurrent = f.op("MatMul", before, f.op("Squeeze", f.slice(columns, 0, i, i + 1), f.constant([0])))
+        total = f.slice(projected, 2, i * both // 2, (i + 1) * both // 2) + recurrent
+        enter, out, keep, cell = f.ops("Split", 4, total, axis=2, num_outputs=4)
+        cells += [
+            f.where(valid, f.op("Sigmoid", keep), 0),
+            f.where(valid, f.op("Sigmoid", enter) * f.op("Tanh", cell), 0),
+        ]
+        outs.append(f.op("Sigmoid", out))
+    y = [out * f.op("Tanh", c) for out, c in zip(outs, _cells(f, hidden, *cells), strict=True)]
+    return f.transpose(f.op("Concat", *y, axis=2), 1, 0, 2).to("float32")
+
+
+def _cells(f: Body, hidden: int, *terms: Value) -> list[Value]:
+    """c = keep c + add along time, [T, B, H] each: forwards with the first two terms, backwards with the other two."""
+    names = ["forward", "backward", "keep_f", "add_f", "keep_b", "add_b"]
+    inner = [helper.make_node("Mul", [names[i], names[2 + 2 * i]], [f"kept{i}"]) for i in range(2)]
+    inner += [helper.make_node("Add", [f"kept{i}", names[3 + 2 * i]], [f"cell{i}"]) for i in range(2)]
+    inner += [helper.make_node("Identity", [f"cell{i}"], [f"scanned{i}"]) for i in range(2)]
+    results = ["cell0", "cell1", "scanned0", "scanned1"]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(n, TensorProto.DOUBLE, ["B", hidden]) for n in group] for group in (names, results)
+    )
+    body = helper.make_graph(inner, "step", inputs, outputs)
+    start = f.op(
+        "ConstantOfShape",
+        f.op("Concat", f.size(terms[0], 1), f.constant([hidden]), axis=0),
+        dtype="float64",
+        value=numpy_helper.from_array(np.zeros(1)),
+    )
+    return f.ops(
+        "Scan", 4, start, start, *terms,
+        num_scan_inputs=4, scan_input_directions=[0, 0, 1, 1], scan_output_directions=[0, 1], body=body,
+    )[2:]  # fmt: skip
 
 
 def _sigmoid_sum(f: Body) -> Value:
