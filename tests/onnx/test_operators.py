@@ -233,6 +233,21 @@ def test_function_means_what_the_operator_means(case, component):
         assert np.array_equal(actual == 0, expected == 0)
 
 
+def test_lstm_rounds_hardly_more_than_its_result():
+    """At the published size: ONNX Runtime's own float32 recurrence keeps 140 dB, a rounded result 152."""
+    hidden, lengths = 256, np.array([1, 40, 23])
+    bound = hidden**-0.5
+    sizes = {"w_ih": (2, 4 * hidden, 640), "w_hh": (2, 4 * hidden, hidden), "b_ih": (2, 4 * hidden), "b_hh": (2, 4 * hidden)}
+    weights = {name: RNG.uniform(-bound, bound, size).astype(np.float32) for name, size in sizes.items()}
+    tensors = {"x": poisoned(normal(3, 44, 640), lengths), "lengths": lengths, **weights}
+    expected = eagerly("bilstm", tensors, {})
+    model = model_of("bilstm", tensors, {}, 3)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+    (actual,) = session.run(None, tensors)
+    for b, rows in enumerate(lengths):
+        assert snr_db(actual[b, :rows], expected[b, :rows]) >= 146, b
+
+
 def test_every_operator_is_tested():
     assert {operator for operator, _, _ in CASES.values()} == OPERATORS.keys() == SHAPES.keys()
 
