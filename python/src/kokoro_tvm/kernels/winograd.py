@@ -35,6 +35,7 @@ from kokoro_tvm.kernels import bf16
 from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
+from kokoro_tvm.kernels.shares import block_begin, block_count
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -391,13 +392,15 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
             m: T.let[T.int64] = conv.steps(n)
             longest: T.let[T.int64] = (m + dilation - 1) // dilation
             all_tiles: T.let[T.int64] = (longest + outputs - 1) // outputs
-            blocks: T.let[T.int64] = (all_tiles + block - 1) // block
-            even: T.let[T.int64] = (all_tiles + blocks * rows - 1) // (blocks * rows) * rows  # threads get equal shares
-            for task in T.parallel(blocks * (dilation * groups)):
-                phase: T.let[T.int64] = task // groups % dilation
-                first: T.let[T.int64] = task // (groups * dilation) * even
+            units: T.let[T.int64] = (all_tiles + rows - 1) // rows
+            blocks: T.let[T.int64] = block_count(units, block // rows, groups * dilation)
+            for task in T.parallel(groups * dilation * blocks):
+                phase: T.let[T.int64] = task % dilation
+                number: T.let[T.int64] = task // dilation % blocks
+                first: T.let[T.int64] = block_begin(number, blocks, units, phase) * rows
+                most: T.let[T.int64] = block_begin(number + 1, blocks, units, phase) * rows - first
                 left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
-                tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, even)
+                tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, most)
                 register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
                 S = T.alloc_buffer((ring, channels * lanes), "float32")
                 V = T.alloc_buffer((size, grids, block + ahead, pitch), "int32" if half else "float32")
@@ -450,7 +453,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                         lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
                                     )
                 for g in range(group):
-                    panel: T.let[T.int64] = task % groups * group + g
+                    panel: T.let[T.int64] = task // (dilation * blocks) * group + g
                     column: T.let[T.int64] = panel * width
                     for p in range(size):
                         for register_tile in range(register_tiles):
