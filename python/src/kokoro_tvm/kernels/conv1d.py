@@ -27,6 +27,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import vector_math
+from kokoro_tvm.kernels.prefetch import AHEAD, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers
 from kokoro_tvm.kernels.shares import block_begin, block_count
@@ -181,9 +182,18 @@ def panel_group(panels: int, tile: Tile) -> int:
 Factor = Callable[..., Expr]
 
 
-def _add_products(sums: list[Any], lanes: int, vectors: int, count: Expr, x: Factor, weight: Factor) -> None:
-    """Adds ``count`` products, ``x(row, c) * weight(vector, c, lane)``, to the sums of some rows, one after the other."""
+def _nothing(_: Expr) -> None: ...
+
+
+def _add_products(
+    sums: list[Any], lanes: int, vectors: int, count: Expr, x: Factor, weight: Factor, prepare: Callable[[Expr], None] = _nothing
+) -> None:
+    """Adds ``count`` products, ``x(row, c) * weight(vector, c, lane)``, to the sums of some rows, one after the other.
+
+    ``prepare(c)`` goes before each.
+    """
     with T.serial(0, count) as c:
+        prepare(c)
         each(sums, lanes, lambda i, j: T.fma(x(i // vectors, c), weight(i % vectors, c, j), sums[i][j]))
 
 
@@ -197,8 +207,9 @@ def _join(total: list[Any], sums: list[Any], lanes: int) -> None:
 
 
 def _add_compensated(
-    total: list[Any], sums: list[Any], tile: Tile, left: Expr, count: Expr, x: Factor, weight: Factor
-) -> None:
+    total: list[Any], sums: list[Any], tile: Tile, left: Expr, count: Expr, x: Factor, weight: Factor,
+    prepare: Callable[[Expr], None],
+) -> None:  # fmt: skip
     """Joins the last sums to the totals, then adds ``count`` products to what that rounded off, in the ``left`` rows there are.
 
     The three additions of a join wait for one another. So a tile's rows take turns in two halves, and the multiply-adds of one
@@ -210,7 +221,7 @@ def _add_compensated(
     def add(first: int) -> None:
         some = slice(first * vectors, (first + half) * vectors)
         _join(total[some], sums[some], lanes)
-        _add_products(sums[some], lanes, vectors, count, lambda r, c: x(first + r, c), weight)
+        _add_products(sums[some], lanes, vectors, count, lambda r, c: x(first + r, c), weight, _nothing if first else prepare)
 
     add(0)
     for first in range(half, tile.rows, half):
@@ -310,6 +321,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                         total, sums, tile, m - q, T.min(c_in - part * chunk, chunk),
                         lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
                         lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
+                        lambda c: fetch_row(W, width, panel, k, part * chunk + c + AHEAD),
                     )
             each(total, lanes, lambda i, j: total[i][j] + sums[i][j])
         else:
@@ -322,6 +334,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                             acc, lanes, vectors, T.min(c_in - part * chunk, chunk),
                             lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
                             lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
+                            lambda c: fetch_row(W, width, panel, k, part * chunk + c + AHEAD),
                         )
                     each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
         _store(conv, tile, total, b, q, m, n_out, phase, column, R, R2, Y)

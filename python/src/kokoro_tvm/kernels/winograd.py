@@ -33,6 +33,7 @@ from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import bf16
 from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group
+from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
 from kokoro_tvm.kernels.shares import block_begin, block_count
@@ -302,11 +303,6 @@ def _emit(stages: list[Matrix], lanes: int, source: Source, store: Callable[[int
         source = lambda k, j, values=values: values[k * lanes + j]  # noqa: E731
 
 
-def _fetch(element: Expr, write: bool = False) -> None:
-    """Asks for the cache line of an element that will be needed soon: in the level-2 cache, or to be written."""
-    T.evaluate(T.call_intrin("void", "tirx.prefetch", T.address_of(element), int(write), 2, 1))
-
-
 def _dots(found: list[Any], lanes: int, pair: Callable[[int], Expr], weights: Callable[[int], Expr]) -> None:
     """Adds the products of ``pair(i)`` and ``weights(i)`` to each register i; see ``bf16.dot``."""
     everything = T.ramp(0, 1, lanes)
@@ -462,16 +458,17 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                     t: T.let[T.int64] = phase + ((first + register_tile * rows + r) * outputs + p) * dilation
                                     if t < m:
                                         for line in T.unroll(lines):
-                                            _fetch(Y[b, t, column + line * LINE], True)
+                                            fetch(Y[b, t, column + line * LINE], True)
                                             if conv.residuals > 0:
-                                                _fetch(R[b, t >> shift, column + line * LINE])
+                                                fetch(R[b, t >> shift, column + line * LINE])
                                             if conv.residuals > 1:
-                                                _fetch(R2[b, t, column + line * LINE])
+                                                fetch(R2[b, t, column + line * LINE])
                             total = registers(rows * vectors, lanes)
                             for s in range(T.min(products - p * segments, segments)):
                                 from_tile: T.let[T.int64] = register_tile * rows + s * step // outputs
                                 if half:
                                     for c in range(words):
+                                        fetch_row(W, columns, panel, p * segments + s, c + AHEAD)
                                         _dots(
                                             total, lanes, lambda i: V[p, s % grids, from_tile + i // vectors, c],
                                             lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * wide, 1, wide)],
@@ -483,6 +480,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                             acc = registers(rows * vectors, lanes)
                                             begin: T.let[T.int64] = chunk * CHUNK + short * run
                                             for c in range(_extent(c_in, begin, run)):
+                                                fetch_row(W, columns, panel, p * segments + s, begin + c + AHEAD)
                                                 each(acc, lanes, lambda i, j: T.fma(
                                                     V[p, s % grids, from_tile + i // vectors, begin + c],
                                                     W[panel, p * segments + s, begin + c, i % vectors * lanes + j],
