@@ -30,7 +30,7 @@ from kokoro_tvm.kernels import vector_math
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers
-from kokoro_tvm.kernels.shares import block_begin, block_count
+from kokoro_tvm.kernels.shares import block_begin, block_count, block_step
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -358,16 +358,20 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         R = T.match_buffer(residual_h, (B, T_res, c_out), "float32")
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
+        shares = T.alloc_buffer((2,), "int64")
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
             n_out: T.let[T.int64] = conv.output_rows(n) - reflect
             units: T.let[T.int64] = (m + rows - 1) // rows
-            blocks: T.let[T.int64] = block_count(units, block // rows, groups)
-            for task in T.parallel(groups * blocks):
+            shares[0] = block_count(units, block // rows, groups)
+            shares[1] = block_step(units, shares[0])
+            for task in T.parallel(groups * shares[0]):
+                blocks: T.let[T.int64] = shares[0]
+                step: T.let[T.int64] = shares[1]
                 part: T.let[T.int64] = task // blocks
-                first: T.let[T.int64] = block_begin(task % blocks, blocks, units, part)
-                tile_rows: T.let[T.int64] = block_begin(task % blocks + 1, blocks, units, part) - first
+                first: T.let[T.int64] = block_begin(task % blocks, blocks, step, part)
+                tile_rows: T.let[T.int64] = block_begin(task % blocks + 1, blocks, step, part) - first
                 q0: T.let[T.int64] = first * rows
                 S = T.alloc_buffer((packed_rows * pitch,), "float32")
                 for r in range((tile_rows * rows - 1) * stride + span):

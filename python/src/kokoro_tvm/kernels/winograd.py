@@ -36,7 +36,7 @@ from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
-from kokoro_tvm.kernels.shares import block_begin, block_count
+from kokoro_tvm.kernels.shares import block_begin, block_count, block_step
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -383,18 +383,22 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
         if half:
             T.attr(0, "pragma_import_llvm", bf16.LLVM)
+        shares = T.alloc_buffer((2,), "int64")
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
             longest: T.let[T.int64] = (m + dilation - 1) // dilation
             all_tiles: T.let[T.int64] = (longest + outputs - 1) // outputs
             units: T.let[T.int64] = (all_tiles + rows - 1) // rows
-            blocks: T.let[T.int64] = block_count(units, block // rows, groups * dilation)
-            for task in T.parallel(groups * dilation * blocks):
+            shares[0] = block_count(units, block // rows, groups * dilation)
+            shares[1] = block_step(units, shares[0])
+            for task in T.parallel(groups * dilation * shares[0]):
+                blocks: T.let[T.int64] = shares[0]
+                step_of: T.let[T.int64] = shares[1]
                 phase: T.let[T.int64] = task % dilation
                 number: T.let[T.int64] = task // dilation % blocks
-                first: T.let[T.int64] = block_begin(number, blocks, units, phase) * rows
-                most: T.let[T.int64] = block_begin(number + 1, blocks, units, phase) * rows - first
+                first: T.let[T.int64] = block_begin(number, blocks, step_of, phase) * rows
+                most: T.let[T.int64] = block_begin(number + 1, blocks, step_of, phase) * rows - first
                 left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
                 tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, most)
                 register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
