@@ -24,6 +24,12 @@ def prepare_thread_pool() -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
+def malloc_is_configured() -> bool:
+    """Whether glibc's malloc was told when to give pages back: by two variables of its own or as ``GLIBC_TUNABLES``."""
+    named = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
+    return bool(named) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+
+
 def tuning_folder() -> Path:
     """``KOKORO_TVM_TUNING``: where this user's tuning records lie; a folder of the user's cache if absent."""
     named = os.environ.get("KOKORO_TVM_TUNING")

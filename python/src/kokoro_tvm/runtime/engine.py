@@ -32,6 +32,7 @@ from kokoro_tvm.errors import ArtifactError, ToolchainError
 from kokoro_tvm.runtime import cpu
 from kokoro_tvm.runtime.device import device_of
 from kokoro_tvm.runtime.inputs import checked_inputs, checked_threads
+from kokoro_tvm.runtime.memory import keep_pages
 from kokoro_tvm.stages import COMPONENTS
 
 Observer = Callable[[str, bool, tuple[object, ...]], None]
@@ -47,6 +48,7 @@ def load_tvm_runtime() -> Path:
         ToolchainError: apache-tvm is not installed.
     """
     environment.prepare_thread_pool()
+    keep_pages()
     spec = importlib.util.find_spec("tvm")
     if spec is None or not spec.submodule_search_locations:
         raise ToolchainError("apache-tvm is not installed; `pip install kokoro-tvm` brings it")
@@ -167,7 +169,7 @@ class Engine:
         tensors = [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
         outputs = tuple(map(self._device.get, tensors))
         # Freed buffers stay in the machine's pool, one set for every length that ever was: memory would follow the history
-        # of calls. Giving them back costs nothing measurable (NOTES/005).
+        # of calls. Malloc keeps their pages (``runtime.memory``).
         del result, tensors
         self._release()
         return outputs
