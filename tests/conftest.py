@@ -16,7 +16,6 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,11 +119,9 @@ def _metal_folder(size: str, dtype: str = "float32") -> Path:
         from kokoro_tvm.compile import CompileOptions, compile_artifact
         from kokoro_tvm.reference.checkpoint import load_checkpoint
         from kokoro_tvm.stages import COMPONENTS
-        from kokoro_tvm.targets import metal_target
 
         checkpoint = load_checkpoint(_checkpoint_folder(size))
-        options = CompileOptions.resolve(checkpoint, "metal-macos", dtype=dtype)
-        options = replace(options, target=metal_target("linux"), target_name="metal-emulated")
+        options = CompileOptions.resolve(checkpoint, "metal-macos", dtype=dtype).emulated()
         # What does not round is the same code in every build.
         names = list(COMPONENTS) if dtype == "float32" else [n for n, c in COMPONENTS.items() if c.rounds]
         compile_artifact(names, checkpoint, options, folder)

@@ -22,6 +22,8 @@ from kokoro_tvm.reference.checkpoint import Checkpoint
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS
 from kokoro_tvm.targets import metal_target
+from kokoro_tvm.validate import lock_step
+from kokoro_tvm.validate.emulated import compile_emulated
 
 NAME = "text_encoder"
 """The smallest component with a convolution and an LSTM."""
@@ -120,9 +122,7 @@ def emulator():
 @pytest.fixture(scope="module")
 def emulated(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory, emulator) -> Path:
     folder = tmp_path_factory.mktemp("emulated") / "artifact"
-    options = replace(
-        CompileOptions.resolve(tiny_checkpoint, "metal-macos"), target=metal_target("linux"), target_name="metal-emulated"
-    )
+    options = CompileOptions.resolve(tiny_checkpoint, "metal-macos").emulated()
     compile_artifact([NAME, "bert"], tiny_checkpoint, options, folder)
     return folder
 
@@ -236,37 +236,31 @@ def test_plan_of_a_build_with_halves(tmp_path: Path) -> None:
         kind, dtype, offset, *shape = line.split()
         assert (kind, dtype, shape) == ("weight", str(array.dtype), ["2", *map(str, array.shape)])
         assert path.read_bytes()[int(offset) :][: array.nbytes] == array.tobytes()
-    assert mac_bundle.bound("decoder", "conv1d12", "fp16") > mac_bundle.BOUND
+    assert lock_step.bound("decoder", "conv1d12", "fp16") > lock_step.BOUND
     for unrounded in [("decoder", "conv1d12", "float32"), ("f0n", "conv1d", "fp16"), ("decoder", "adain3", "fp16")]:
-        assert mac_bundle.bound(*unrounded) == mac_bundle.BOUND
+        assert lock_step.bound(*unrounded) == lock_step.BOUND
 
 
-def test_metal_calls_the_same_kernels(emulated: Path, emulator, tiny_checkpoint: Checkpoint) -> None:
+def test_metal_calls_the_same_kernels(emulated: Path, tiny_checkpoint: Checkpoint) -> None:
     """What ``check.cc`` compares call by call: names and order are those of the CPU, and in the emulator all agree."""
-    import tvm
-    from tvm import relax
-
     from kokoro_tvm.reference.checkpoint import build_model
 
-    record = read_manifest(emulated).components[NAME]
     inputs = mac_bundle.sample_inputs(NAME, 5, 2)
-    expected = mac_bundle.kernel_recorder(NAME, build_model(tiny_checkpoint))(inputs)
-    engine = Engine(emulated, components=[NAME])
-    machine = emulator.virtual_machine(tvm.runtime.load_module(str(emulated / record.library.name)))
-    assert isinstance(machine, relax.VirtualMachine)
-    remaining = iter(expected)
+    expected = lock_step.CpuKernels(NAME, build_model(tiny_checkpoint)).run(inputs)
+    found = lock_step.compare(emulated, NAME, expected, inputs)
+    assert found.passed, found.failures
 
-    def instrument(_function, called, before, _result, *arguments):
-        if before or called.startswith(("vm.", "shape_func")) or called == NAME:
-            return 0
-        name, value = next(remaining)
-        assert called == name
-        assert np.abs(arguments[-1].numpy() - value).max() <= mac_bundle.BOUND * np.abs(value).max()
-        return 0
 
-    machine.set_instrument(instrument)
-    machine[NAME](*(emulator.tensor(a) for a in inputs), *engine._weights[NAME])
-    assert next(remaining, None) is None
+def test_what_is_judged_is_what_is_shipped(artifact: Path, tiny_checkpoint: Checkpoint, tmp_path: Path, monkeypatch) -> None:
+    """``validate_steps --device metal-emulated --lib-dir``: the programs and weights of a folder, or a refusal."""
+    compile_emulated([NAME], tiny_checkpoint, tmp_path / "judged", beside=artifact)
+    judged, shipped = (read_manifest(folder).components[NAME] for folder in (tmp_path / "judged", artifact))
+    assert judged.weights == shipped.weights
+    with pytest.raises(ArtifactError, match="lacks bert"):
+        compile_emulated([NAME, "bert"], tiny_checkpoint, tmp_path / "other", beside=artifact)
+    monkeypatch.setattr(macos, "program", lambda _: b"another program")
+    with pytest.raises(ArtifactError, match="hold different programs.*compile it again"):
+        compile_emulated([NAME], tiny_checkpoint, tmp_path / "other", beside=artifact)
 
 
 def test_bundle_refuses(artifact: Path, tiny_artifact: Path, tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -6,46 +6,40 @@ Where the CPU's encoders compensate their sums, Metal's are plain float32.
 from __future__ import annotations
 
 import pytest
-import torch
-from metal_emulator import MetalEmulator
 
-from kokoro_tvm.reference import components as eager
-from kokoro_tvm.reference.checkpoint import build_model
-from kokoro_tvm.reference.synthetic import synthetic_voice
-from kokoro_tvm.reference.trace import trace
 from kokoro_tvm.runtime.engine import Engine
-from kokoro_tvm.validate.operators import load_operators
-from kokoro_tvm.validate.steps import COMPILED, SINGLE, Subjects, Utterance, isolated, reference_inputs
-from kokoro_tvm.validate.subjects import Artifact, Build, Eager, Rewrite
+from kokoro_tvm.runtime.synthesis import Synthesizer
+from kokoro_tvm.validate.emulated import emulated_device
+from kokoro_tvm.validate.steps import COMPILED, SINGLE, Subjects, isolated, reference, reference_inputs
 from kokoro_tvm.validate.tolerances import STAGES
+from kokoro_tvm.validate.workbench import Workbench
 
 PHONEMES = {"tiny": "ə", "full": "həlˈO"}
 """Short, as the decoder's stages take the emulator two minutes at seven tokens of the smallest model."""
 
 
 @pytest.fixture(scope="module")
-def subjects(checkpoint, artifact, components, dtype, tmp_path_factory: pytest.TempPathFactory):
-    double, single = (Eager(build_model(checkpoint, dtype)) for dtype in (torch.float64, torch.float32))
-    plans = tmp_path_factory.mktemp("plans")
-    with MetalEmulator(order="random", seed=11):
-        operators = {name: load_operators(artifact, name, single.model, plans) for name in components}
-        build = Build(Artifact(Engine(artifact, components=components)), Rewrite(single.model, operators=operators))
-        yield Subjects.around(double, single, build, dtype=dtype)
+def bench(checkpoint, artifact, components, tmp_path_factory: pytest.TempPathFactory):
+    with emulated_device("random"):
+        yield Workbench(checkpoint, Synthesizer(Engine(artifact, components=components)), tmp_path_factory.mktemp("plans"))
 
 
 @pytest.fixture(scope="module")
-def reference(size: str, subjects: Subjects):
-    model = subjects.truth.model
-    ids = eager.token_ids(model, PHONEMES[size])
-    utterance = Utterance("short", PHONEMES[size], ids, eager.style_row(synthetic_voice(0), ids))
-    return utterance, trace(model, ids, utterance.style, utterance.noise, utterance.speed)
+def subjects(bench: Workbench, components) -> Subjects:
+    return bench.subjects(components=components)
+
+
+@pytest.fixture(scope="module")
+def spoken(size: str, bench: Workbench, subjects: Subjects):
+    (utterance,) = bench.utterances(None, PHONEMES[size], None, 1.0)
+    return utterance, reference(subjects, utterance)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.name)
-def test_stage(stage, size: str, dtype: str, components: list[str], subjects: Subjects, reference) -> None:
+def test_stage(stage, size: str, dtype: str, components: list[str], subjects: Subjects, spoken) -> None:
     if stage.component not in components:
         pytest.skip(f"the same code as with float32, no {dtype}")
-    utterance, truth = reference
+    utterance, truth = spoken
     subjects.compiled.disagreements.clear()
     records = isolated(subjects, stage, reference_inputs(stage, truth, utterance))
     print()

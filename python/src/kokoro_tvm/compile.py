@@ -148,6 +148,10 @@ class CompileOptions:
             raise InputError(f"--dtype bf16 needs a CPU with {bf16.FEATURE}, which {machine.mcpu} lacks; use --dtype float32")
         return cls(machine, target, seq_len, aligned_len, lstm_method or machine.lstm_method, dump_directory, dtype)
 
+    def emulated(self) -> CompileOptions:
+        """The same kernels, launched from this machine: what an emulator of the GPU runs."""
+        return replace(self, target=metal_target("linux"), target_name="metal-emulated")
+
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each, for display before work begins."""
         return [

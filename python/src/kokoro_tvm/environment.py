@@ -36,6 +36,12 @@ def tuning_folder() -> Path:
     return Path(named) if named else cache_directory() / "tuning"
 
 
+def metal_emulation() -> Path | None:
+    """``KOKORO_TVM_METAL_EMULATION``: the folder of the Metal emulator; that of the source checkout if absent."""
+    named = os.environ.get("KOKORO_TVM_METAL_EMULATION")
+    return Path(named) if named else None
+
+
 def debug_traceback() -> bool:
     """``KOKORO_TVM_DEBUG=1``: command lines show a traceback instead of one line."""
     return os.environ.get("KOKORO_TVM_DEBUG", "") not in ("", "0")

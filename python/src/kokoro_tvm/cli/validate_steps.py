@@ -13,10 +13,15 @@ import typer
 
 from kokoro_tvm.cli import validation
 from kokoro_tvm.cli.common import FAILED, console, rows_table, single, warn_synthetic
+from kokoro_tvm.cli.emulation import Request, validate_emulated
+from kokoro_tvm.errors import InputError
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.steps import Report, Utterance
     from kokoro_tvm.validate.workbench import Workbench
+
+
+DEVICES = ("cpu", "metal-emulated")
 
 
 def validate_steps(
@@ -27,8 +32,25 @@ def validate_steps(
     seed: validation.Seed = 0,
     lang: validation.Lang = "a",
     checkpoint: validation.Weights = None,
-    device: validation.Device = "cpu",
-    lib_dir: validation.LibDir = Path("tvm_output"),
+    device: Annotated[str, typer.Option(help="cpu, or metal-emulated; see the end.")] = "cpu",
+    lib_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="The compiled artifact, tvm_output if absent; metal-emulated: one for metal-macos, which has to hold, byte for "
+            "byte, the programs and weights that are judged."
+        ),
+    ] = None,
+    component: Annotated[list[str] | None, typer.Option(help="metal-emulated: only this one; may be repeated.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="metal-emulated: threads forward, reverse or random (the default); watched: every access, for races and "
+            "unwritten memory, several times slower; fast-math: at its worst."
+        ),
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="metal-emulated: give the decoder this many frames of 25 ms, 0 for all; 16 if absent.")
+    ] = None,
     backend: validation.Backend = "tvm",
     onnx_dir: validation.OnnxDir = Path("build/onnx"),
     threads: validation.Threads = None,
@@ -38,9 +60,18 @@ def validate_steps(
         str | None, typer.Option(metavar="COMPONENT", help="Only find this component's first kernel that errs too much.")
     ] = None,
 ) -> int:
-    """Compare every stage of the compiled model with eager kokoro in float64. Exit code 0: within tolerance."""
-    validation.check_options(device, save_dir)
-    model = validation.Model(backend, lib_dir, onnx_dir, threads)
+    """Compare every stage of the compiled model with eager kokoro in float64. Exit code 0: within tolerance.
+
+    --device metal-emulated compiles the components for Apple GPUs and runs them in the Metal emulator of the source checkout
+    (x86-64 Linux, clang): every kernel call in lock step with the CPU, then the stages. At full size TIMES
+    """
+    validation.check_options(device, save_dir, DEVICES)
+    _check_device(device, component, mode, frames, bisect, backend)
+    if device != DEVICES[0]:
+        text = "Hello world" if text is None and phonemes is None else text
+        speech = (text, phonemes, voice, speed, seed, lang)
+        return validate_emulated(Request(component, mode, frames, lib_dir, checkpoint, speech, save_dir, json_file))
+    model = validation.Model(backend, lib_dir or Path("tvm_output"), onnx_dir, threads)
     with validation.Spinner() as say:
         bench, utterances = validation.prepare(say, model, save_dir, checkpoint, text, phonemes, voice, speed, seed, lang)
         if bisect is not None:
@@ -48,6 +79,17 @@ def validate_steps(
         reports = _validate(bench, utterances, say)
     _save(reports, bench, save_dir, json_file)
     return _verdict(reports, bench, save_dir)
+
+
+def _check_device(
+    device: str, component: list[str] | None, mode: str | None, frames: int | None, bisect: str | None, backend: str
+) -> None:
+    """Refuses options that would be without effect."""
+    emulated = {"--component": component, "--mode": mode, "--frames": frames}
+    here = {"--bisect": bisect, "--backend": None if backend == "tvm" else backend}
+    given = [name for name, value in (emulated if device == DEVICES[0] else here).items() if value is not None]
+    if given:
+        raise InputError(f"{', '.join(given)}: not with --device {device}")
 
 
 def _validate(bench: Workbench, utterances: Sequence[Utterance], say: validation.Spinner) -> list[Report]:

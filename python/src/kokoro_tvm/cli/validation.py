@@ -49,10 +49,10 @@ class Model:
     threads: int | None
 
 
-def check_options(device: str, save_dir: Path) -> None:
+def check_options(device: str, save_dir: Path, devices: Sequence[str] = ("cpu",)) -> None:
     """Refuses before anything is loaded what can only fail afterwards."""
-    if device != "cpu":
-        raise InputError(f"--device must be cpu, got {device!r}: artifacts run on CPUs")
+    if device not in devices:
+        raise InputError(f"--device must be {' or '.join(devices)}, got {device!r}: artifacts run on CPUs")
     try:
         save_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,9 +74,13 @@ class Spinner:
 
     def __call__(self, what: str) -> None:
         """Shows what begins."""
-        self._bars.update(self._task, description=what)
+        self.progress(what)
         if not console.is_terminal:
             console.print(what)
+
+    def progress(self, what: str) -> None:
+        """Shows how far it is, where there is a terminal."""
+        self._bars.update(self._task, description=what)
 
 
 def prepare(

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parent
 
-BOUND = 1e-5
-"""Largest error of a kernel relative to the largest value it makes."""
-BOUNDS = {"harmonic_source": 1e-4, "to_rows": 0.0, "to_columns": 0.0, "mask_rows": 0.0, "concat": 0.0, "append_style": 0.0}
-"""Kernels with another bound: a phase error of 1e-4 rad, and copies."""
-_ROUNDED = ("conv1d", "conv_transpose1d")
-"""Kernels that ``--dtype fp16`` concerns."""
-
 TOKENS, FRAMES = 13, 8
 """Lengths of the comparison: "Hello world", and 0.2 s of audio."""
 TIMED_TOKENS, TIMED_FRAMES = 64, 160
@@ -41,16 +34,6 @@ TIMED_TOKENS, TIMED_FRAMES = 64, 160
 
 _METAL = 8
 """DLPack's device type."""
-
-
-def bound(component: str, kernel: str, dtype: str) -> float:
-    """Largest error of a kernel relative to the largest value it makes, in a build of ``dtype``; the CPU's is float32 always."""
-    from kokoro_tvm.kernels.metal.conv1d import TOLERANCE_HALF
-
-    operator = kernel.rstrip("0123456789")
-    if dtype == "fp16" and COMPONENTS[component].rounds and operator in _ROUNDED:
-        return TOLERANCE_HALF
-    return BOUNDS.get(operator, BOUND)
 
 
 @dataclass
@@ -147,6 +130,7 @@ def write_plans(
         listener: See ``make_bundle``.
     """
     from kokoro_tvm.reference.checkpoint import build_model
+    from kokoro_tvm.validate.lock_step import bound, kernel_recorder
 
     (folder / "check").mkdir(exist_ok=True)
     environment.prepare_thread_pool()
@@ -194,42 +178,3 @@ def sample_inputs(name: str, tokens: int, frames: int) -> list[np.ndarray]:
             mean, deviation = scales.get(spec.name, (0.0, 0.5))
             inputs.append(rng.normal(mean, deviation, shape).astype(np.float32))
     return inputs
-
-
-def kernel_recorder(name: str, model: object) -> Callable[[Sequence[np.ndarray]], list[tuple[str, np.ndarray]]]:
-    """Compiles one component for this CPU; what is returned runs it on inputs.
-
-    Its result are the kernel calls in order, with what the CPU kernels make: the operators are the same on every target. So are
-    the kernels' names as long as convolutions are direct, as Metal's are.
-    """
-    import tvm
-    from tvm import relax
-
-    from kokoro_tvm.compile import packed_weights
-    from kokoro_tvm.export.program import export_program, to_relax
-    from kokoro_tvm.passes.pipeline import build, pipeline
-    from kokoro_tvm.targets import cpu_target
-
-    target = cpu_target()
-    tile = replace(target.tile, scheme="direct", tuned=())
-    component = to_relax(name, export_program(name, model))
-    executable = build(component.module, target.tvm_target(), pipeline(tile, "tir"), tile)
-    weights = packed_weights(component, tile, "tir")
-    results: list[tuple[str, np.ndarray]] = []
-
-    def instrument(_function: object, called: str, before: bool, _result: object, *arguments: object) -> int:
-        is_kernel = not called.startswith(("vm.", "shape_func")) and called != name
-        if not before and is_kernel and isinstance(arguments[-1], tvm.runtime.Tensor):
-            results.append((str(called), arguments[-1].numpy()))
-        return 0
-
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    machine.set_instrument(instrument)
-    parameters = [tvm.runtime.tensor(w) for w in weights.values()]
-
-    def run(inputs: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        results.clear()
-        machine[name](*(tvm.runtime.tensor(a) for a in inputs), *parameters)
-        return list(results)
-
-    return run

@@ -11,7 +11,7 @@ import html
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,13 @@ from kokoro_tvm.artifact import staged
 from kokoro_tvm.config import SAMPLE_RATE
 from kokoro_tvm.errors import ToolchainError
 from kokoro_tvm.runtime.audio import encode_audio, write_audio
-from kokoro_tvm.validate import e2e, steps
+from kokoro_tvm.validate import e2e, lock_step, steps
 from kokoro_tvm.validate.bisect import OperatorRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from kokoro_tvm.validate import emulated
 
 # --- numbers -----------------------------------------------------------------------------------------------------------------
 
@@ -60,6 +62,27 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def emulated_dict(judgement: emulated.Judgement) -> dict[str, Any]:
+    """One utterance on the emulated device for JSON: every kernel call, then its stages as ``steps_dict`` has them."""
+    return {
+        "phonemes": judgement.utterance.phonemes,
+        "passed": judgement.passed,
+        "frames": judgement.total,
+        "decoder_frames": judgement.frames,
+        "failures": judgement.failures,
+        "lock_step": {
+            c.component: {
+                "passed": c.passed,
+                "due": c.due,
+                "problem": c.problem,
+                "calls": [asdict(call) | {"passed": call.passed} for call in c.calls],
+            }
+            for c in judgement.comparisons
+        },
+        "stages": steps_dict(judgement.report) if judgement.report else None,
+    }
+
+
 def steps_dict(report: steps.Report) -> dict[str, Any]:
     """One utterance's records for JSON."""
     utterance = report.utterance
@@ -83,7 +106,7 @@ _REGIMES = (steps.STATIC, steps.UNBOUNDED, steps.COMPILED, steps.SINGLE)
 def steps_table(report: steps.Report) -> Table:
     """A row per tensor, a section per stage: every regime against the dynamic float64 reference. Narrow; JSON has the rest."""
     title = f"SNR in dB against eager float64: {escape(report.utterance.phonemes)} ({report.truth.frames / 40:.2f} s)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("tensor", no_wrap=True)
     for column in ("rewrite", "no lengths", "compiled", "floor", "float32"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -98,6 +121,31 @@ def steps_table(report: steps.Report) -> Table:
         verdict = "[green]ok[/green]" if r.passed else "[bold red]FAILS[/bold red]"
         table.add_row(f"  {r.tensor}", static, unbounded, compiled, decibels(r.tolerance.floor_db), single, verdict)
     return table
+
+
+def lock_step_table(comparisons: Sequence[lock_step.Comparison]) -> Table:
+    """A row per component and kind of kernel, with the worst of its calls."""
+    title = "Each kernel call against the CPU's"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("component", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
+    for column in ("calls", "worst error", "bound"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for component, operator, calls, error, limit, passed in lock_step_rows(comparisons):
+        verdict = "[green]ok[/green]" if passed else "[bold red]FAILS[/bold red]"
+        table.add_row(component, operator, calls, error, limit, verdict)
+    return table
+
+
+def lock_step_rows(comparisons: Sequence[lock_step.Comparison]) -> Iterator[tuple[str, str, str, str, str, bool]]:
+    """The cells of ``lock_step_table``; what is wrong with a component as a whole is a row of its own."""
+    for c in comparisons:
+        for operator, calls in c.by_operator().items():
+            error, passed = lock_step.worst(calls), all(call.passed for call in calls)
+            yield c.component, operator, str(len(calls)), f"{error:.1e}", f"{calls[0].bound:g}", passed
+        if c.problem or len(c.calls) != c.due or not c.calls:
+            yield c.component, "(all)", f"{len(c.calls)} of {c.due}", "-", "-", False
 
 
 def notes(report: steps.Report) -> list[tuple[str, str]]:
@@ -282,6 +330,20 @@ def audio_element(label: str, samples: np.ndarray) -> str:
     data = base64.b64encode(encode_audio(samples)).decode()
     player = f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
     return f"<figure><figcaption>{html.escape(label)}, {len(samples) / SAMPLE_RATE:.2f} s</figcaption>{player}</figure>"
+
+
+def emulated_page(judgements: Sequence[emulated.Judgement], facts: Sequence[tuple[str, str]]) -> str:
+    """The report of ``validate_steps --device metal-emulated``."""
+    sections = [html_table(("", ""), facts)]
+    header = ("component", "kernel", "calls", "worst error", "bound", "verdict")
+    for j in judgements:
+        rows = list(lock_step_rows(j.comparisons))
+        cells = [(*row, "ok" if passed else "FAILS") for *row, passed in rows]
+        sections += [f"<h2>{html.escape(j.utterance.phonemes)}</h2>", "<h3>Each kernel call against the CPU's</h3>"]
+        sections.append(html_table(header, cells, [not passed for *_, passed in rows]))
+        sections += [f'<p class="bad">{html.escape(line)}</p>' for line in j.failures]
+        sections += _steps_sections(j.report) if j.report else []
+    return page("Emulated Metal", bool(judgements) and all(j.passed for j in judgements), sections)
 
 
 def steps_page(reports: Sequence[steps.Report], facts: Sequence[tuple[str, str]]) -> str:

@@ -19,8 +19,9 @@ from kokoro_tvm.reference import components as eager
 from kokoro_tvm.reference.trace import Trace, trace
 from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.noise import source_noise
+from kokoro_tvm.stages import COMPONENTS
 from kokoro_tvm.validate.metrics import Measurement, branch_flips, compare, compare_phase, missing, snr_db
-from kokoro_tvm.validate.subjects import Eager, Rewrite, Subject, Tensors
+from kokoro_tvm.validate.subjects import Eager, Rewrite, Subject, Tensors, cropped, length_of
 from kokoro_tvm.validate.tolerances import CHAINED, EXACT, REWRITE_CHAINED, STAGES, Stage, Tolerance, for_dtype
 
 STATIC, UNBOUNDED, COMPILED, SINGLE = "static with lengths", "static without lengths", "compiled", "float32 PyTorch"
@@ -107,6 +108,7 @@ class Report:
         chained: Regime to its chained tensors.
         context: Figures that put others in proportion, by name, in dB.
         disagreements: Outputs that the kernels, put together, do not give as the artifact does; there should be none.
+        frames: What the decoder was given of the utterance; None for all of it.
     """
 
     utterance: Utterance
@@ -115,6 +117,7 @@ class Report:
     chained: dict[str, Tensors]
     context: dict[str, float] = field(default_factory=dict)
     disagreements: list[str] = field(default_factory=list)
+    frames: int | None = None
 
     @property
     def passed(self) -> bool:
@@ -157,37 +160,68 @@ class Subjects:
         return cls(double, single, static, unbounded, compiled, dtype)
 
 
-def validate(subjects: Subjects, utterance: Utterance, listener: Listener | None = None) -> Report:
+def validate(
+    subjects: Subjects,
+    utterance: Utterance,
+    listener: Listener | None = None,
+    components: Sequence[str] = tuple(COMPONENTS),
+    frames: int | None = None,
+) -> Report:
     """Compares every stage.
 
     Args:
         subjects: Who computes.
         utterance: What.
         listener: Told of each stage as it begins.
+        components: Those to judge. Only all of them make a chain.
+        frames: Give the decoder so many of the utterance's frames, if it has more.
     """
     say = listener or (lambda _: None)
     say("reference in float64")
-    truth = trace(subjects.truth.model, utterance.input_ids, utterance.style, utterance.noise, utterance.speed)
+    truth = reference(subjects, utterance)
+    frames = frames if frames is not None and frames < truth.frames else None
     records: list[Record] = []
     for stage in STAGES:
-        say(f"{stage.name}, isolated")
-        records += isolated(subjects, stage, reference_inputs(stage, truth, utterance))
+        if stage.component in components:
+            say(f"{stage.name}, isolated")
+            records += isolated(subjects, stage, reference_inputs(stage, truth, utterance, frames))
+    decodes = "decoder" in components
+    if decodes and frames is not None:
+        truth = Trace({**truth, "audio": _decoded(subjects.truth, truth, utterance, frames)}, truth.dtype)
     chains: dict[str, Tensors] = {}
-    for regime, subject in ((STATIC, subjects.static), (SINGLE, subjects.single), (COMPILED, subjects.compiled)):
-        say(f"{regime}, chained")
-        chains[regime] = chain(subject, utterance)
-    records += judge_chained(truth, chains, utterance)
+    if set(components) == set(COMPONENTS):
+        for regime, subject in ((STATIC, subjects.static), (SINGLE, subjects.single), (COMPILED, subjects.compiled)):
+            say(f"{regime}, chained")
+            chains[regime] = chain(subject, utterance, frames)
+        records += judge_chained(truth, chains, utterance)
     say("the reference's own ambiguity")
+    context = _context(subjects.truth, truth, utterance, frames) if decodes else {}
     disagreements = list(getattr(subjects.compiled, "disagreements", ()))
-    return Report(utterance, records, truth, chains, _context(subjects, truth, utterance), disagreements)
+    return Report(utterance, records, truth, chains, context, disagreements, frames if decodes else None)
 
 
-def reference_inputs(stage: Stage, truth: Mapping[str, torch.Tensor], utterance: Utterance) -> Tensors:
-    """The stage's inputs as the truth computes them, rounded to float32."""
+def reference(subjects: Subjects, utterance: Utterance) -> Trace:
+    """The truth about an utterance."""
+    return trace(subjects.truth.model, utterance.input_ids, utterance.style, utterance.noise, utterance.speed)
+
+
+def first_frames(stage: Stage, inputs: Tensors, frames: int | None) -> Tensors:
+    """A stage's inputs; the decoder's for so many frames only, unless there are fewer or None is asked for."""
+    if frames is None or stage.component != "decoder":
+        return inputs
+    total = length_of(stage, inputs)
+    return {name: cropped(name, tensor, min(frames, total), total) for name, tensor in inputs.items()}
+
+
+def reference_inputs(
+    stage: Stage, truth: Mapping[str, torch.Tensor], utterance: Utterance, frames: int | None = None
+) -> Tensors:
+    """The stage's inputs as the truth computes them, rounded to float32; see ``first_frames``."""
     available = {**truth, **utterance.styles, "input_ids": utterance.input_ids, "x": _last_block(truth)}
     if "noise" in stage.inputs:
         available["noise"] = utterance.noise(truth["asr"].shape[2])
-    return {n: available[n].float() if available[n].is_floating_point() else available[n] for n in stage.inputs}
+    inputs = {n: available[n].float() if available[n].is_floating_point() else available[n] for n in stage.inputs}
+    return first_frames(stage, inputs, frames)
 
 
 def _last_block(truth: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -240,24 +274,23 @@ def _flips(name: str, found: Mapping[str, Tensors], expected: Tensors) -> str:
 # --- chained -----------------------------------------------------------------------------------------------------------------
 
 
-def chain(subject: Subject, utterance: Utterance) -> Tensors:
-    """Runs the components one after the other, each on what the one before it made."""
+def chain(subject: Subject, utterance: Utterance, frames: int | None = None) -> Tensors:
+    """Runs the components one after the other, each on what the one before it made; the decoder on so many frames."""
     stages = {s.name: s for s in STAGES}
     made: Tensors = {"input_ids": utterance.input_ids, **utterance.styles}
 
     def run(name: str) -> None:
         stage = stages[name]
-        made.update(subject.run(stage, {n: made[n] for n in stage.inputs}))
+        made.update(subject.run(stage, first_frames(stage, {n: made[n] for n in stage.inputs}, frames)))
 
     run("bert")
     run("duration")
     made["pred_dur"] = frame_counts(made["duration"], utterance.speed)
-    frames = int(made["pred_dur"].sum())
     made["en"] = made["d"].transpose(1, 2).repeat_interleave(made["pred_dur"], dim=2)
     run("f0n")
     run("text_encoder")
     made["asr"] = made["t_en"].repeat_interleave(made["pred_dur"], dim=2)
-    made["noise"] = utterance.noise(frames)
+    made["noise"] = utterance.noise(made["asr"].shape[2])
     run("decoder")
     return {name: made[name] for name in CHAINED if name in made}
 
@@ -305,12 +338,18 @@ def duration_flips(truth: Mapping[str, torch.Tensor], found: Mapping[str, torch.
 # --- context -----------------------------------------------------------------------------------------------------------------
 
 
-def _context(subjects: Subjects, truth: Trace, utterance: Utterance) -> dict[str, float]:
+def _decoded(judge: Eager, truth: Trace, utterance: Utterance, frames: int | None, canonical: bool = True) -> torch.Tensor:
+    """Audio [1, 600·frames] from the truth's F0, N and text features, as they are."""
+    (stage,) = (s for s in STAGES if s.name == "decoder")
+    available = {**truth, **utterance.styles, "noise": utterance.noise(truth.frames)}
+    inputs = first_frames(stage, {n: available[n] for n in stage.inputs}, frames)
+    return eager.run_decoder(judge.model, *inputs.values(), canonical=canonical).reshape(1, -1)
+
+
+def _context(judge: Eager, truth: Trace, utterance: Utterance, frames: int | None) -> dict[str, float]:
     """What an equally valid choice costs: the sign that the FFT gives to zeros of the source's first frame."""
-    model, noise = subjects.truth.model, utterance.noise(truth.frames)
-    timbre = utterance.styles["timbre"]
-    accidental = eager.run_decoder(model, truth["asr"], truth["f0"], truth["n"], timbre, noise, canonical=False)
-    return {"float64 eager, FFT's own signs in frame 0": snr_db(accidental.reshape(1, -1).numpy(), truth["audio"].numpy())}
+    accidental = _decoded(judge, truth, utterance, frames, canonical=False)
+    return {"float64 eager, FFT's own signs in frame 0": snr_db(accidental.numpy(), truth["audio"].numpy())}
 
 
 def find(records: Sequence[Record], stage: str, tensor: str, mode: str) -> Record:

@@ -152,7 +152,7 @@ class Rewrite:
                 stack.enter_context(listener)
             found = stack.enter_context(watched(stage.component, module))
             outputs = getattr(self, f"_{stage.name}")(module, padded, torch.tensor([length]))
-        found = {name: _cropped(name, tensor, length, capacity) for name, tensor in {**found, **outputs}.items()}
+        found = {name: cropped(name, tensor, length, capacity) for name, tensor in {**found, **outputs}.items()}
         if "conv_post" in found:
             found |= _halves(found["conv_post"])
         return {name: found[name] for name in stage.expected(list(found))}
@@ -215,22 +215,34 @@ class Artifact:
 
     def run(self, stage: Stage, inputs: Mapping[str, torch.Tensor]) -> Tensors:
         """See ``Subject``; for stages that are a whole component."""
-        component = COMPONENTS[stage.component]
         length = length_of(stage, inputs)
         capacity = length + int(np.ceil(self.spare * length))
-        style = inputs.get("prosody", inputs.get("timbre"))
-        values = {**inputs, "style": style, component.lengths: torch.tensor([length])}
-        arrays = []
-        for spec in component.inputs:
-            value = values[spec.name].numpy().astype(spec.dtype)
-            buffer = np.full(spec.resolve(B=1, N=capacity, M=capacity), 0 if spec.dtype == "int64" else np.nan, spec.dtype)
-            buffer[tuple(slice(n) for n in value.shape)] = value
-            arrays.append(buffer)
-        results = self.engine.run(stage.component, *arrays)
+        results = self.engine.run(stage.component, *component_arrays(stage, inputs, capacity))
         return {
-            spec.name: _cropped(spec.name, torch.from_numpy(result), length, capacity)
-            for spec, result in zip(component.outputs, results, strict=True)
+            spec.name: cropped(spec.name, torch.from_numpy(result), length, capacity)
+            for spec, result in zip(COMPONENTS[stage.component].outputs, results, strict=True)
         }
+
+
+def component_arrays(stage: Stage, inputs: Mapping[str, torch.Tensor], capacity: int, stray_id: int = 0) -> list[np.ndarray]:
+    """A whole component's arguments, as ``stages`` lists them.
+
+    Args:
+        stage: The component's.
+        inputs: By name, unpadded.
+        capacity: Of the buffers, which hold NaN behind the utterance.
+        stray_id: What stands for NaN among token ids.
+    """
+    component = COMPONENTS[stage.component]
+    style = inputs.get("prosody", inputs.get("timbre"))
+    values = {**inputs, "style": style, component.lengths: torch.tensor([length_of(stage, inputs)])}
+    arrays = []
+    for spec in component.inputs:
+        value = values[spec.name].numpy().astype(spec.dtype)
+        buffer = np.full(spec.resolve(B=1, N=capacity, M=capacity), stray_id if spec.dtype == "int64" else np.nan, spec.dtype)
+        buffer[tuple(slice(n) for n in value.shape)] = value
+        arrays.append(buffer)
+    return arrays
 
 
 class Build:
@@ -276,9 +288,9 @@ def _time_axis(name: str, tensor: torch.Tensor) -> int:
     return 1 if tensor.dim() == 2 or any(fnmatchcase(name, pattern) for pattern in _ROWS) else 2
 
 
-def _cropped(name: str, tensor: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
-    """The valid part: ``k * capacity + r`` entries in time become ``k * length + r``."""
-    if capacity == length:
+def cropped(name: str, tensor: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
+    """The part of ``length``: ``k * capacity + r`` entries in time become ``k * length + r``; what has no time stays as it is."""
+    if name in _TIMELESS or capacity == length:
         return tensor
     axis = _time_axis(name, tensor)
     factor, edge = divmod(tensor.shape[axis], capacity)

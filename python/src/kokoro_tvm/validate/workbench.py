@@ -5,7 +5,7 @@ What it is: loading, and the check that artifact and reference belong together. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,11 +86,13 @@ class Workbench:
 
         return OnnxOperators(component, engine.threads)
 
-    def subjects(self, listener: Callable[[str], None] | None = None) -> Subjects:
-        """Everyone who computes stages."""
+    def subjects(
+        self, listener: Callable[[str], None] | None = None, components: Sequence[str] = tuple(COMPONENTS)
+    ) -> Subjects:
+        """Everyone who computes stages, those of ``components``, which the engine has."""
         engine = self.synthesizer.engine
         operators = {}
-        for name in COMPONENTS:
+        for name in components:
             if listener:
                 listener(f"operators of {name}")
             operators[name] = self.operators(name)
