@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from metal_emulator import MetalEmulator
+from metal_emulator import KernelFault, MetalEmulator, replace_once
 
 from kokoro_tvm.mac_bundle import sample_inputs
 from kokoro_tvm.reference.checkpoint import build_model
@@ -59,6 +59,18 @@ def test_lock_step(
     print(f"\n{size} {dtype} {name}, {mode}: {len(calls)} calls, {listing}")
     assert not errors.get("harmonic_source", 0.0) > BOUND, "its bound is the phase's, and as tight as the others here"
     assert dtype == "float32" or errors["conv1d"] > BOUND, "it does not round"
+
+
+def test_a_fault_is_a_problem(name: str, size: str, dtype: str, artifact, kernels) -> None:
+    """What the emulator refuses ends the comparison, and does not pass."""
+    if (name, size, dtype) != ("text_encoder", "tiny", "float32"):
+        pytest.skip("one component shows it")
+    edit = replace_once("bilstm", r"threadgroup_barrier\(.*?\);", "", occurrence=1)
+    with MetalEmulator(**MODES["watched"], edit=edit):
+        found = compare(artifact, name, kernels.run(inputs := _inputs(name, (4,))), inputs, faults=(KernelFault,))
+    assert not found.passed
+    assert "data race" in found.problem and "bilstm" in found.problem
+    assert 0 < len(found.calls) < found.due
 
 
 def _inputs(name: str, lengths: tuple[int, ...]) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ What it is: options, progress and files around ``kokoro_tvm.validate``. What it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +32,7 @@ def validate_steps(
     seed: validation.Seed = 0,
     lang: validation.Lang = "a",
     checkpoint: validation.Weights = None,
-    device: Annotated[str, typer.Option(help="cpu, or metal-emulated; see the end.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, or metal-emulated; see above.")] = "cpu",
     lib_dir: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +66,9 @@ def validate_steps(
     (x86-64 Linux, clang): every kernel call in lock step with the CPU, then the stages. At full size TIMES
     """
     validation.check_options(device, save_dir, DEVICES)
-    _check_device(device, component, mode, frames, bisect, backend)
+    emulated = {"--component": component, "--mode": mode, "--frames": frames}
+    here = {"--bisect": bisect, "--backend": None if backend == "tvm" else backend, "--threads": threads}
+    _without_effect(emulated if device == DEVICES[0] else here, device)
     if device != DEVICES[0]:
         text = "Hello world" if text is None and phonemes is None else text
         speech = (text, phonemes, voice, speed, seed, lang)
@@ -81,13 +83,9 @@ def validate_steps(
     return _verdict(reports, bench, save_dir)
 
 
-def _check_device(
-    device: str, component: list[str] | None, mode: str | None, frames: int | None, bisect: str | None, backend: str
-) -> None:
-    """Refuses options that would be without effect."""
-    emulated = {"--component": component, "--mode": mode, "--frames": frames}
-    here = {"--bisect": bisect, "--backend": None if backend == "tvm" else backend}
-    given = [name for name, value in (emulated if device == DEVICES[0] else here).items() if value is not None]
+def _without_effect(options: Mapping[str, object], device: str) -> None:
+    """Refuses options that mean nothing with this device; those that are None were not given."""
+    given = [name for name, value in options.items() if value is not None]
     if given:
         raise InputError(f"{', '.join(given)}: not with --device {device}")
 

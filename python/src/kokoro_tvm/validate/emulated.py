@@ -145,10 +145,11 @@ class Judgement:
 
     @property
     def passed(self) -> bool:
-        """Whether every component was compared, every stage of it judged, and all of it is well."""
+        """Whether every component was compared, every stage of it judged, the chain too if it is whole, and all of it is well."""
         compared = [c.component for c in self.comparisons] == list(self.components) and all(c.passed for c in self.comparisons)
-        judged = {r.stage for r in self.report.records if r.mode == "isolated"} if self.report else set()
+        judged = {("chain" if r.mode == "chained" else r.stage) for r in self.report.records} if self.report else set()
         due = {s.name for s in steps.STAGES if s.component in self.components}
+        due |= {"chain"} if set(self.components) == set(COMPONENTS) else set()
         return compared and judged == due and self.report is not None and self.report.passed and not self.fault
 
     @property
@@ -192,9 +193,9 @@ class Judge:
             inputs = steps.reference_inputs(stage, truth, utterance, self._frames)
             comparisons.append(self._lock_step(name, steps.length_of(stage, inputs), inputs, utterance.name))
         report, fault = None, ""
+        tell = lambda what: self._say(f"{utterance.name}: {what}")  # noqa: E731
         try:
-            say = lambda what: self._say(f"{utterance.name}: {what}")  # noqa: E731
-            report = steps.validate(self._subjects, utterance, say, self._components, self._frames)
+            report = steps.validate(self._subjects, utterance, tell, self._components, self._frames, truth)
         except self._fault as error:
             fault = " ".join(str(error).split())
         frames = truth.frames if self._frames is None else min(self._frames, truth.frames)
