@@ -306,6 +306,18 @@ def test_one_emulator_at_a_time():
         assert emulator.device.exist
 
 
+def test_kernels_of_another_build():
+    """TVM keeps libraries and their host code the kernels it first found: neither a mode nor an edit may be lost that way."""
+    with MetalEmulator() as emulator:
+        module = sample_kernels.build(sample_kernels.elementwise(lambda v: v))
+        x, y = emulator.tensor(normal(4)), emulator.empty((4,))
+        module["main"](x, y)
+    edit = replace_once("main", "no such thing", "")
+    for options in ({"race": True}, {"fast_math": True}, {"edit": edit}):
+        with MetalEmulator(**options), pytest.raises(KernelFault, match="compiled with another race, fast_math or edit"):
+            module["main"](x, y)
+
+
 def test_launch_outside_the_block():
     with MetalEmulator() as emulator:
         module = sample_kernels.build(sample_kernels.elementwise(lambda v: v))

@@ -85,13 +85,17 @@ extern "C" void metal_emulator_run_thread(const ulong* buffers, ulong scalars, c
 """
 
 
+_BUILDS: dict[tuple[bool, bool, Edit | None], int] = {}
+"""Numbers of the ways to compile kernels: watched or not, fast math or not, edit."""
+
+
 class MetalEmulator:
     """A Metal device in this process. Modules are compiled when TVM builds or loads them inside the ``with`` block.
 
-    Kernels run only inside the block of the emulator that compiled them.
+    Kernels run only inside the block of an emulator that would compile them alike. A library (a file) that is loaded again has to
+    be a copy if the emulator is another one: TVM never closes a library, whose host code keeps the kernels that it first found.
 
     Attributes:
-        edit: Changes kernels before they are compiled; see ``edits``.
         kernels: Kernels compiled so far, by name.
     """
 
@@ -110,7 +114,7 @@ class MetalEmulator:
         Raises:
             ValueError: ``order`` is none of the three.
         """
-        self.edit = edit
+        self._edit = edit
         self.kernels: dict[str, KernelRecord] = {}
         self._race, self._fast_math = race, fast_math
         self._active = False
@@ -138,10 +142,21 @@ class MetalEmulator:
         self._seed = seed
         self._configure()
 
+    @property
+    def edit(self) -> Edit | None:
+        """Changes kernels before they are compiled; see ``edits``. What is compiled already does not run under another one."""
+        return self._edit
+
+    @edit.setter
+    def edit(self, edit: Edit | None) -> None:
+        self._edit = edit
+        self._configure()
+
     def _configure(self) -> None:
         if self._active:
             configure, _ = _native()
-            configure(True, ORDERS.index(self.order), self.seed, self._fast_math)
+            build = _BUILDS.setdefault((self._race, self._fast_math, self.edit), len(_BUILDS) + 1)
+            configure(True, ORDERS.index(self.order), self.seed, self._fast_math, build)
 
     def __enter__(self) -> MetalEmulator:
         """Makes the device TVM's.
@@ -162,7 +177,7 @@ class MetalEmulator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._active = False
         configure, _ = _native()
-        configure(False, 0, 0, False)
+        configure(False, 0, 0, False, 0)
         for name in (_CREATE, _LOAD, _RECORD):
             tvm_ffi.registry.remove_global_func(name)
 

@@ -98,6 +98,7 @@ class DeviceMemoryAPI final : public tvm::runtime::DeviceAPI {
 
 Settings settings;
 bool active = false;
+int64_t build = 0;  // which way of compiling kernels is active
 uint64_t launches = 0;
 
 /*! \brief A kernel's object code and the types of its arguments, opened. */
@@ -105,6 +106,7 @@ struct Entry {
   Kernel kernel;
   std::vector<std::string> argument_types;  // "handle" for the buffers, which come first
   std::vector<std::string> launch_tags;     // "blockIdx.x", ... in the order in which the host passes them
+  int64_t build = 0;
 };
 
 class EmulatedModule final : public ffi::ModuleObj {
@@ -154,6 +156,8 @@ void EmulatedModule::Call(const Entry& entry, ffi::PackedArgs args) {
   const Kernel& kernel = entry.kernel;
   auto fault = [&kernel](const std::string& text) { ThrowFault("kernel " + kernel.name + ": " + text); };
   if (!active) fault("launched outside of the emulator's with block");
+  // A library's host code keeps the kernels that it first found, and TVM keeps libraries: a second load runs the first's.
+  if (entry.build != build) fault("compiled with another race, fast_math or edit; load a copy of its library");
   const size_t expected = entry.argument_types.size() + entry.launch_tags.size();
   TVM_FFI_ICHECK_EQ(static_cast<size_t>(args.size()), expected) << "kernel " << kernel.name << ": number of arguments";
   Launch launch;
@@ -224,13 +228,15 @@ ffi::Module CreateModule(ffi::Array<ffi::Array<ffi::Any>> kernels, ffi::Bytes se
     entry->kernel.synchronises = fields[4].cast<bool>();
     entry->kernel.watched = fields[5].cast<bool>();
     entry->kernel.granule = fields[6].cast<int64_t>();
+    entry->build = build;
     module->Add(std::move(entry));
   }
   return ffi::Module(module);
 }
 
-void Configure(bool is_active, int64_t order, int64_t seed, bool flush_subnormals) {
+void Configure(bool is_active, int64_t order, int64_t seed, bool flush_subnormals, int64_t active_build) {
   active = is_active;
+  build = active_build;
   settings = {static_cast<Order>(order), static_cast<uint64_t>(seed), flush_subnormals};
   launches = 0;
 }
