@@ -5,6 +5,7 @@ import pytest
 
 from kokoro_tvm.kernels import conv1d
 from kokoro_tvm.kernels.conv1d import Conv1d
+from kokoro_tvm.kernels.tile import Tile
 
 CASES = {
     "most_products": Conv1d(2048, 32, 3, padding_left=1, padding_right=1),
@@ -57,6 +58,24 @@ def test_compensated_sums_round_little_more_than_their_result(harness):
         errors[accumulate] = np.sqrt(np.mean((y - truth) ** 2) / np.mean(truth**2))
         assert errors[accumulate] <= 2**-24 * np.sqrt(variance[accumulate] / 3)
     assert errors["float32"] > 3 * errors["compensated"]
+
+
+@pytest.mark.parametrize("accumulate", ["float32", "compensated"])
+def test_smaller_tiles_at_the_end(harness, accumulate):
+    """Every number of rows left, in one block and behind others; the smaller tiles round as the larger one does."""
+    tile = Tile(lanes=8, vectors=1, rows=14, block=28, ends=(3, 8, 10))
+    assert [size.rows for size in tile.sizes] == [3, 8, 10, 14]
+    assert [size.rows for size in replace(tile, rows=8, block=8).sizes] == [3, 8]
+    conv = Conv1d(22, 11, 3, dilation=2, padding_left=2, padding_right=2, bias=False, residuals=1, accumulate=accumulate)
+    lengths = [*range(1, 15), 29, 37, 39]
+    pack = lambda w: conv1d.pack_weight(w, tile.width)  # noqa: E731
+    harness.check_convolution(conv, lengths, conv1d.kernel(conv, tile), pack, TOLERANCES[accumulate])
+    weight = conv1d.pack_weight(harness.normal(conv.c_out, conv.c_in, conv.taps), tile.width)
+    small, large = (harness.build(conv1d.kernel(conv, t)) for t in (tile, replace(tile, ends=())))
+    for n in lengths:
+        x, residual, y = harness.normal(1, n, conv.c_in), harness.normal(1, n, conv.c_out), np.zeros((1, n, conv.c_out), np.float32)
+        first, second = (harness.run(k, x, np.array([n]), weight, residual, y) for k in (small, large))
+        np.testing.assert_array_equal(first, second)
 
 
 def test_transposed_channels_must_fill_the_tile(harness):

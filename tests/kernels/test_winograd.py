@@ -127,7 +127,10 @@ def test_what_it_cannot_do_is_refused(harness):
         (Conv1d(128, 128, 1), None),
         (Conv1d(512, 512, 5), None),
         (Conv1d(512, 512, 15), None),
-        (Conv1d(128, 22, 7), None),
+        (Conv1d(128, 22, 7), winograd.F44),
+        (Conv1d(128, 22, 7, products="bfloat16"), None),
+        (Conv1d(128, 128, 7, products="bfloat16"), winograd.F44),
+        (Conv1d(256, 1, 7), None),
         (Conv1d(22, 256, 12, stride=6), None),
     ],
 )

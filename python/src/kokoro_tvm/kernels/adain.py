@@ -105,7 +105,11 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
         for b in range(B):
             n: T.let[T.int64] = L[b]
             chunks: T.let[T.int64] = (n + CHUNK - 1) // CHUNK
-            for chunk in T.parallel(chunks):
+            half: T.let[T.int64] = (chunks + 1) // 2
+            for task in T.parallel(chunks):
+                # Each thread of two goes backwards: what the layer before wrote last is still in its cache, and what the next
+                # layer reads first will be.
+                chunk: T.let[T.int64] = T.if_then_else(task < half, half - 1 - task, chunks - 1 - (task - half))
                 first: T.let[T.int64] = chunk * CHUNK
                 rows: T.let[T.int64] = T.min(n - first, CHUNK)
                 for c in range(body):

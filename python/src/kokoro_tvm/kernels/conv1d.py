@@ -27,7 +27,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import vector_math
-from kokoro_tvm.kernels.prefetch import AHEAD, fetch_row
+from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers
 from kokoro_tvm.kernels.shares import block_begin, block_count, block_step
@@ -50,8 +50,8 @@ CHUNK = 128
 CHUNK_COMPENSATED = 4
 """The same for compensated sums, which round only here: by half of CHUNK_COMPENSATED + 1 roundings of the result, in variance."""
 
-SUMS_IN_HALVES = 12
-"""Compensated sums that a tile must have for its rows to take turns: of fewer, a half does not fill the gaps of the other."""
+SUMS_IN_HALVES, ROWS_IN_HALVES = 12, 8
+"""Compensated sums, or rows, that a tile must have for its rows to take turns: half of fewer does not fill the other's gaps."""
 
 Accumulate = Literal["float32", "compensated"]
 
@@ -216,7 +216,8 @@ def _add_compensated(
     fill the gaps in the joins of the other. The condition around the second keeps LLVM from sorting the two into one again.
     """
     lanes, vectors = tile.lanes, tile.vectors
-    half = -(-tile.rows // 2) if tile.rows * vectors >= SUMS_IN_HALVES else tile.rows
+    turns = tile.rows * vectors >= SUMS_IN_HALVES or tile.rows >= ROWS_IN_HALVES
+    half = -(-tile.rows // 2) if turns else tile.rows
 
     def add(first: int) -> None:
         some = slice(first * vectors, (first + half) * vectors)
@@ -228,6 +229,14 @@ def _add_compensated(
         with T.If(first < left):
             with T.Then():
                 add(first)
+
+
+def _fetch_output(conv: Conv1d, tile: Tile, b: Expr, q: Expr, phase: Expr, column: Expr, y: Any) -> None:
+    """Asks for the lines that ``_store`` will write: half a cache line or two of each row, as no CPU expects by itself."""
+    for r in range(tile.rows):
+        t = (q + r) * conv.phases + phase - conv.crop + conv.reflect
+        for first in range(0, tile.width, LINE):
+            fetch(y[b, t, column + first], write=True)
 
 
 def _store(
@@ -272,6 +281,20 @@ def _store(
                             write(row, T.int64(0))
 
 
+def _smallest(sizes: list[tuple[int, Callable[..., None]]], left: Expr, *arguments: Any) -> None:
+    """Calls the micro-kernel of the fewest rows that are as many as are left, else that of the most.
+
+    With one size the condition always holds; without it LLVM sorts compensated sums otherwise, 2 to 4 % slower.
+    """
+    (rows, multiply), *larger = sizes
+    with T.If(left <= rows if larger else left > 0):
+        with T.Then():
+            multiply(*arguments)
+        if larger:
+            with T.Else():
+                _smallest(larger, left, *arguments)
+
+
 def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     """Builds the PrimFunc.
 
@@ -305,39 +328,48 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     together = max(1, chunk // c_in)  # taps of few channels share a sum
     starts = -(-taps // together)
 
-    @T.macro
-    def multiply(b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y):
-        """The register tile from position ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
-        phase: T.let[T.int64] = panel // panels
-        column: T.let[T.int64] = panel % panels * width
-        total = registers(rows * vectors, lanes)
-        if has_bias:
-            each(total, lanes, lambda i, j: bias[column + i % vectors * lanes + j])
-        if compensated:
-            sums = registers(rows * vectors, lanes)
-            for k in range(taps):
-                for part in range(chunks):
-                    _add_compensated(
-                        total, sums, tile, m - q, T.min(c_in - part * chunk, chunk),
-                        lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
-                        lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
-                        lambda c: fetch_row(W, width, panel, k, part * chunk + c + AHEAD),
-                    )
-            each(total, lanes, lambda i, j: total[i][j] + sums[i][j])
-        else:
-            for start in range(starts):
-                for part in range(chunks):
-                    acc = registers(rows * vectors, lanes)
-                    for tap in range(T.min(taps - start * together, together)):
-                        k: T.let[T.int32] = start * together + tap
-                        _add_products(
-                            acc, lanes, vectors, T.min(c_in - part * chunk, chunk),
+    def micro_kernel(tile):
+        """What computes a register tile of ``tile``'s rows."""
+        rows = tile.rows
+
+        @T.macro
+        def multiply(b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y):
+            """The tile from position ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
+            phase: T.let[T.int64] = panel // panels
+            column: T.let[T.int64] = panel % panels * width
+            _fetch_output(conv, tile, b, q, phase, column, Y)
+            total = registers(rows * vectors, lanes)
+            if has_bias:
+                each(total, lanes, lambda i, j: bias[column + i % vectors * lanes + j])
+            if compensated:
+                sums = registers(rows * vectors, lanes)
+                for k in range(taps):
+                    for part in range(chunks):
+                        _add_compensated(
+                            total, sums, tile, m - q, T.min(c_in - part * chunk, chunk),
                             lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
                             lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
                             lambda c: fetch_row(W, width, panel, k, part * chunk + c + AHEAD),
                         )
-                    each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
-        _store(conv, tile, total, b, q, m, n_out, phase, column, R, R2, Y)
+                each(total, lanes, lambda i, j: total[i][j] + sums[i][j])
+            else:
+                for start in range(starts):
+                    for part in range(chunks):
+                        acc = registers(rows * vectors, lanes)
+                        for tap in range(T.min(taps - start * together, together)):
+                            k: T.let[T.int32] = start * together + tap
+                            _add_products(
+                                acc, lanes, vectors, T.min(c_in - part * chunk, chunk),
+                                lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
+                                lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
+                                lambda c: fetch_row(W, width, panel, k, part * chunk + c + AHEAD),
+                            )
+                        each(total, lanes, lambda i, j: total[i][j] + acc[i][j])
+            _store(conv, tile, total, b, q, m, n_out, phase, column, R, R2, Y)
+
+        return multiply
+
+    sizes = [(size.rows, micro_kernel(size)) for size in tile.sizes]
 
     @T.prim_func
     def conv1d(
@@ -398,8 +430,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                     panel: T.let[T.int64] = part * group + g
                     for tile_row in range(tile_rows):
                         q: T.let[T.int64] = q0 + tile_row * rows
-                        if q < m:  # always; without it LLVM sorts compensated sums otherwise, 2 to 4 % slower
-                            multiply(b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
+                        _smallest(sizes, m - q, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(conv1d, lambda name: used.get(name, True))

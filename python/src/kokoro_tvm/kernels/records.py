@@ -106,7 +106,8 @@ def with_records(tile: Tile, records: Iterable[Record], source: str = "the recor
     for r in records:
         try:
             sizes = {"lanes": r.lanes, "vectors": r.vectors, "rows": r.rows, "block": r.block, "columns": r.columns}
-            special[r.layer] = replace(tile, **sizes, scheme=r.scheme, compensated=None, tuned=())
+            usual = tile.compensated or tile if "-compensated" in r.layer else tile
+            special[r.layer] = replace(usual, **sizes, scheme=r.scheme, compensated=None, tuned=())
         except (TypeError, ValueError) as error:
             raise InputError(f"{source}: {r.layer}: {error}; tune again, or remove the file") from error
     return replace(tile, tuned=tuple(sorted(special.items())))

@@ -24,6 +24,7 @@ class Tile:
         scheme: How a convolution is computed where that was measured: ``direct`` or the name of a scheme of ``winograd``, whose
             ``block`` then counts tiles. None leaves it to the layer's sizes.
         packed: Bytes of input, prologue applied, that one parallel task of a direct convolution keeps at most.
+        ends: Rows of smaller tiles, one of which takes what is left at the end of a block if that fits; ascending.
         compensated: The tile for sums with compensation, each of which needs a second place; None for this one.
         tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
@@ -35,6 +36,7 @@ class Tile:
     columns: int = 256
     scheme: str | None = None
     packed: int = 160 * 1024
+    ends: tuple[int, ...] = ()
     compensated: Tile | None = field(default=None, repr=False)
     tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
 
@@ -64,6 +66,11 @@ class Tile:
         return hashlib.sha256(repr(self.tuned).encode()).hexdigest()[:12] if self.tuned else ""
 
     @property
+    def sizes(self) -> list[Tile]:
+        """This tile and the smaller ones for the end of a block, the smallest first."""
+        return [*(replace(self, rows=r, block=r) for r in self.ends if r < self.rows), self]
+
+    @property
     def width(self) -> int:
         """Output channels of one tile."""
         return self.lanes * self.vectors
@@ -73,6 +80,7 @@ class Tile:
 AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024,
             compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024))  # fmt: skip
 AVX512 = Tile(lanes=16, vectors=2, rows=8, block=192, packed=400 * 1024,
-              compensated=Tile(lanes=16, vectors=1, rows=14, block=196, columns=192, packed=832 * 1024))  # fmt: skip
+              compensated=Tile(lanes=16, vectors=1, rows=14, block=196, columns=192, packed=832 * 1024,
+                               ends=(8, 10)))  # fmt: skip
 NEON = Tile(lanes=4, vectors=4, rows=6, block=192)
 SSE = Tile(lanes=4, vectors=2, rows=4, block=192)

@@ -180,7 +180,7 @@ F43 = _scheme(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2")
 F63 = _scheme(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
 """For 3 taps."""
 F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
-"""For 7 and 11 taps in bfloat16."""
+"""For 7 and 11 taps in bfloat16, and for 7 taps of few output channels."""
 _TEN = ("0", "7/16", "-7/16", "13/16", "-13/16", "5/4", "-5/4", "19/8", "-19/8")
 """Those of all sixteenths that amplify least, in the mean over the rows of a tile."""
 F47 = _scheme(4, 7, *_TEN)
@@ -225,9 +225,13 @@ def tolerance(scheme: Scheme, products: str = "float32") -> float:
 def scheme_for(conv: Conv1d) -> Scheme | None:
     """The scheme that pays for a convolution, None where the direct one is as fast or more exact sums are asked for."""
     plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
-    if not plain or min(conv.c_in, conv.c_out) < 64:
+    if not plain or conv.c_in < 64 or conv.c_out < 16:
         return None
-    if conv.products == "bfloat16":
+    rounded = conv.products == "bfloat16"
+    if conv.c_out < 64:
+        # The last layer: more transforms than products, so fewer points cost little, and no later layer dilutes its errors.
+        return F44 if conv.taps == 7 and not rounded else None
+    if rounded:
         # Products cost half, transforms what they did, and rounding is magnified less by fewer points.
         return {3: F43, 7: F44, 11: F44}.get(conv.taps)
     return {3: F63 if conv.c_in <= NEAR else F43, 7: F47, 11: F56}.get(conv.taps)
