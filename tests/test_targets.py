@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 
 import pytest
 
 from kokoro_tvm.errors import InputError
+from kokoro_tvm.kernels import records
 from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.runtime import cpu
 from kokoro_tvm.targets import ISA_FEATURES, METAL_SYSTEMS, TARGETS, cpu_target, metal_target, named_target
@@ -34,7 +36,10 @@ def test_this_cpu() -> None:
 )
 def test_named_cpus(mcpu: str, tile: tiles.Tile, has: tuple[str, ...], lacks: tuple[str, ...]) -> None:
     target = cpu_target("llvm", mcpu)
-    assert (target.mcpu, target.machine, target.system, target.tile) == (mcpu, "x86_64", "linux", tile)
+    assert (target.mcpu, target.machine, target.system) == (mcpu, "x86_64", "linux")
+    assert target.tile == records.tuned(tile, mcpu)
+    assert bool(target.tile.tuned) == (records.SHIPPED / f"{mcpu}.json").is_file()
+    assert replace(target.tile, tuned=()) == tile
     assert set(has) <= set(target.features)
     assert not set(lacks) & set(target.features)
     assert set(target.features) <= set(ISA_FEATURES["x86_64"])
