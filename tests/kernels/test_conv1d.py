@@ -35,29 +35,35 @@ TOLERANCES = {"float32": conv1d.TOLERANCE, "compensated": conv1d.TOLERANCE_COMPE
 @pytest.mark.parametrize("accumulate", TOLERANCES)
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_twin(harness, name, accumulate):
-    conv, width = replace(CASES[name], accumulate=accumulate), harness.tile.width
-    rows, block = harness.tile.rows, harness.tile.block
+    conv, tile = replace(CASES[name], accumulate=accumulate), harness.tile.best("", accumulate == "compensated")
+    rows, block = tile.rows, tile.block
     # A strided kernel needs some rows; its tile boundaries lie at multiples of the stride.
     lengths = [max(n * conv.stride, conv.stride) for n in (1, rows - 1, rows, 2, rows + 1, block + 1)]
-    kernel = conv1d.kernel(conv, harness.tile)
-    harness.check_convolution(conv, lengths, kernel, lambda w: conv1d.pack_weight(w, width), TOLERANCES[accumulate])
+    kernel = conv1d.kernel(conv, tile)
+    harness.check_convolution(conv, lengths, kernel, lambda w: conv1d.pack_weight(w, tile.width), TOLERANCES[accumulate], tile)
 
 
-def test_compensated_sums_round_little_more_than_their_result(harness):
-    """Every rounding is at most 2**-24 / sqrt(3) of its value, root mean square; plain sums are off by far more."""
-    rows, c_in, taps = 2 * harness.tile.rows, 1024, 3
-    conv = Conv1d(c_in, harness.tile.width, taps, padding_left=1, padding_right=1, bias=False, accumulate="compensated")
+@pytest.mark.parametrize(("summed", "joined"), [(1, 1), (4, 8), (8, 32), (8, 64)])
+def test_compensated_sums_round_little_more_than_their_result(harness, summed, joined):
+    """Every rounding is at most 2**-24 / sqrt(3) of its value, root mean square, and at least half as much."""
+    tile = replace(harness.tile, rows=4, block=8, vectors=1, summed=summed, joined=joined)
+    rows, c_in, taps = 96, 1024, 3
+    conv = Conv1d(c_in, tile.width, taps, padding_left=1, padding_right=1, bias=False, accumulate="compensated")
     x, weight = harness.normal(1, rows, c_in), harness.normal(conv.c_out, c_in, taps)
     (truth,) = conv1d.reference(conv, x, [rows], weight)
-    variance = {"compensated": 1 + (conv1d.CHUNK_COMPENSATED + 1) / 2, "float32": np.inf}
-    errors = {}
-    for accumulate in variance:
-        kernel = harness.build(conv1d.kernel(replace(conv, accumulate=accumulate), harness.tile))
-        packed = conv1d.pack_weight(weight, harness.tile.width)
+    # In units of the result's own rounding: those within the short sums, those where these add up, and the result's.
+    chunks = taps * c_in // conv1d.CHUNK
+    variance = {
+        "compensated": (summed + 1) / 2 + (joined // summed + 1) / 2 + 1,
+        "float32": (conv1d.CHUNK + 1) / 2 + (chunks + 1) / 2,
+    }
+    for accumulate, roundings in variance.items():
+        kernel = harness.build(conv1d.kernel(replace(conv, accumulate=accumulate), tile))
+        packed = conv1d.pack_weight(weight, tile.width)
         y = harness.run(kernel, x, np.array([rows]), packed, np.zeros((1, rows, conv.c_out), np.float32))[0]
-        errors[accumulate] = np.sqrt(np.mean((y - truth) ** 2) / np.mean(truth**2))
-        assert errors[accumulate] <= 2**-24 * np.sqrt(variance[accumulate] / 3)
-    assert errors["float32"] > 3 * errors["compensated"]
+        error = np.sqrt(np.mean((y - truth) ** 2) / np.mean(truth**2))
+        most = 2**-24 * np.sqrt(roundings / 3)
+        assert most / 2 <= error <= most
 
 
 @pytest.mark.parametrize("accumulate", ["float32", "compensated"])

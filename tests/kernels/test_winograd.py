@@ -75,6 +75,27 @@ def test_agrees_with_twin(harness, name):
     )
 
 
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_smaller_tiles_at_the_end(harness, monkeypatch, dilation):
+    """Every number of tiles left, in one block and behind others; the smaller ones give the larger one's samples."""
+    conv, scheme = Conv1d(22, 11, 7, dilation=dilation, padding_left=3 * dilation, padding_right=3 * dilation), winograd.F47
+    tile = replace(harness.tile, rows=6, vectors=1, block=48, scheme=None)
+    lengths = [n * scheme.outputs * dilation - 1 for n in (*range(1, 8), 13, 15, 17)]
+    kernels = {}
+    for near in (winograd.NEAR, 1):  # as far as these few channels are concerned: without and with smaller tiles
+        monkeypatch.setattr(winograd, "NEAR", near)
+        kernels[near] = winograd.kernel(conv, tile, scheme)
+    pack = lambda w: winograd.pack_weight(w, scheme, tile.width)  # noqa: E731
+    harness.check_convolution(conv, lengths, kernels[1], pack, winograd.tolerance(scheme), tile)
+    weight, bias = pack(harness.normal(conv.c_out, conv.c_in, conv.taps)), harness.normal(tile.width)
+    large, small = map(harness.build, kernels.values())
+    for n in lengths:
+        x, y = harness.normal(1, n, conv.c_in), np.zeros((1, n, conv.c_out), np.float32)
+        first, second = (harness.run(k, x, np.array([n]), weight, bias, y) for k in (large, small))
+        assert np.any(first)
+        np.testing.assert_array_equal(first, second)
+
+
 @pytest.mark.parametrize("taps", [3, 7, 11, 8])
 def test_packed_weight_is_the_transform_rounded_once(harness, taps):
     scheme = {3: winograd.F63, 7: winograd.F47, 11: winograd.F56, 8: winograd.F44}[taps]

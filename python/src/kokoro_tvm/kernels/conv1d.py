@@ -11,9 +11,9 @@ Each parallel task packs the rows it needs, prologue applied, into a buffer of i
 shifted row of that buffer, so there is no im2col and no bounds check in the inner loop. Every output value is
 the sum, in the order (k, c_in), of sums of at most CHUNK products, whatever the thread count, capacity or batch.
 
-``accumulate="compensated"`` is for layers whose rounding the listener would hear. Sums of CHUNK_COMPENSATED products join the
-total, and what is rounded off there begins the next such sum (Kahan). What remains is the rounding of the result and that within
-the short sums, in variance two and a half times as much. It takes little longer than plain sums; float64 takes twice as long.
+``accumulate="compensated"`` is for layers whose rounding the listener would hear. Sums of ``Tile.joined`` products, made of sums
+of ``Tile.summed``, join the total, and what is rounded off there is left for the next one (Kahan). What remains is the rounding
+of the result and that within the sums that join. It takes little longer than plain sums; float64 takes twice as long.
 """
 
 from __future__ import annotations
@@ -39,19 +39,13 @@ TOLERANCE = 2e-6
 
 TOLERANCE_COMPENSATED = 7e-7
 """The same for compensated sums: ten float32 roundings at most in the prologue and behind the sum (residuals, factor, GELU), and
-less than two for those within the short sums."""
+less than two for those within the sums that join."""
 
 LINE = 16
 """float32 values of a cache line."""
 
 CHUNK = 128
 """Products that are summed up at most before the sum joins the total: the error grows with the length of a running sum."""
-
-CHUNK_COMPENSATED = 4
-"""The same for compensated sums, which round only here: by half of CHUNK_COMPENSATED + 1 roundings of the result, in variance."""
-
-SUMS_IN_HALVES, ROWS_IN_HALVES = 12, 8
-"""Compensated sums, or rows, that a tile must have for its rows to take turns: half of fewer does not fill the other's gaps."""
 
 Accumulate = Literal["float32", "compensated"]
 
@@ -182,11 +176,8 @@ def panel_group(panels: int, tile: Tile) -> int:
 Factor = Callable[..., Expr]
 
 
-def _nothing(_: Expr) -> None: ...
-
-
 def _add_products(
-    sums: list[Any], lanes: int, vectors: int, count: Expr, x: Factor, weight: Factor, prepare: Callable[[Expr], None] = _nothing
+    sums: list[Any], lanes: int, vectors: int, count: Expr, x: Factor, weight: Factor, prepare: Callable[[Expr], None]
 ) -> None:
     """Adds ``count`` products, ``x(row, c) * weight(vector, c, lane)``, to the sums of some rows, one after the other.
 
@@ -206,29 +197,26 @@ def _join(total: list[Any], sums: list[Any], lanes: int) -> None:
         each([so_far], lanes, lambda _, j: more[j])
 
 
-def _add_compensated(
-    total: list[Any], sums: list[Any], tile: Tile, left: Expr, count: Expr, x: Factor, weight: Factor,
-    prepare: Callable[[Expr], None],
-) -> None:  # fmt: skip
-    """Joins the last sums to the totals, then adds ``count`` products to what that rounded off, in the ``left`` rows there are.
+def _add_compensated(total: list[Any], sums: list[Any], tile: Tile, count: int, x: Factor, weight: Factor) -> None:
+    """Adds ``count`` products, in sums of ``tile.summed``, to what the last join left, and joins them to the totals.
 
-    The three additions of a join wait for one another. So a tile's rows take turns in two halves, and the multiply-adds of one
-    fill the gaps in the joins of the other. The condition around the second keeps LLVM from sorting the two into one again.
+    The short sums begin with a product of their own, so none of them waits for a join: the CPU multiplies on meanwhile.
     """
     lanes, vectors = tile.lanes, tile.vectors
-    turns = tile.rows * vectors >= SUMS_IN_HALVES or tile.rows >= ROWS_IN_HALVES
-    half = -(-tile.rows // 2) if turns else tile.rows
 
-    def add(first: int) -> None:
-        some = slice(first * vectors, (first + half) * vectors)
-        _join(total[some], sums[some], lanes)
-        _add_products(sums[some], lanes, vectors, count, lambda r, c: x(first + r, c), weight, _nothing if first else prepare)
+    def add(first: Expr, products: int) -> None:
+        short = registers(len(sums), lanes)
+        for c in range(products):
+            factors = lambda i, j, c=c: (x(i // vectors, first + c), weight(i % vectors, first + c, j))  # noqa: E731
+            each(short, lanes, lambda i, j, f=factors: T.fma(*f(i, j), short[i][j]) if c else f(i, j)[0] * f(i, j)[1])
+        each(sums, lanes, lambda i, j: sums[i][j] + short[i][j])
 
-    add(0)
-    for first in range(half, tile.rows, half):
-        with T.If(first < left):
-            with T.Then():
-                add(first)
+    whole, rest = divmod(count, tile.summed)
+    with T.serial(0, whole) as s:
+        add(s * tile.summed, tile.summed)
+    if rest:
+        add(whole * tile.summed, rest)
+    _join(total, sums, lanes)
 
 
 def _fetch_output(conv: Conv1d, tile: Tile, b: Expr, q: Expr, phase: Expr, column: Expr, y: Any) -> None:
@@ -281,18 +269,17 @@ def _store(
                             write(row, T.int64(0))
 
 
-def _smallest(sizes: list[tuple[int, Callable[..., None]]], left: Expr, *arguments: Any) -> None:
-    """Calls the micro-kernel of the fewest rows that are as many as are left, else that of the most.
-
-    With one size the condition always holds; without it LLVM sorts compensated sums otherwise, 2 to 4 % slower.
-    """
+def smallest(sizes: list[tuple[int, Callable[..., None]]], left: Expr, *arguments: Any) -> None:
+    """Calls the micro-kernel of the fewest rows that are as many as are left, else that of the most."""
     (rows, multiply), *larger = sizes
-    with T.If(left <= rows if larger else left > 0):
+    if not larger:
+        multiply(*arguments)
+        return
+    with T.If(left <= rows):
         with T.Then():
             multiply(*arguments)
-        if larger:
-            with T.Else():
-                _smallest(larger, left, *arguments)
+        with T.Else():
+            smallest(larger, left, *arguments)
 
 
 def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
@@ -310,8 +297,8 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     phases, reflect = conv.phases, conv.reflect
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
     compensated = conv.accumulate == "compensated"
-    chunk = CHUNK_COMPENSATED if compensated else CHUNK
-    chunks = -(-c_in // chunk)
+    chunk = tile.joined if compensated else CHUNK
+    chunks, rest = -(-c_in // chunk), c_in % chunk
     if phases > 1 and c_out % width:
         raise ValueError(f"transposed convolution: {c_out} channels are no multiple of the tile width {width}")
     panels = -(-c_out // width)
@@ -321,9 +308,9 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     span = conv.span
     packed_rows = (block - 1) * stride + span
     pitch = (-(-c_in // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
-    body = c_in // lanes
-    tail = c_in % lanes
-    has_bias, has_alpha = conv.bias, conv.prologue == "snake"
+    some = lanes if c_in >= lanes else 1  # channels packed at a time; the last ones again where they are no whole vector
+    parts = -(-c_in // some)
+    has_rest, has_bias, has_alpha = rest > 0, conv.bias, conv.prologue == "snake"
     padding = conv.padding_left
     together = max(1, chunk // c_in)  # taps of few channels share a sum
     starts = -(-taps // together)
@@ -332,8 +319,19 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         """What computes a register tile of ``tile``'s rows."""
         rows = tile.rows
 
+        def add_compensated(total, sums, row, panel, k, channel, count, coming, S, W):
+            """Adds ``count`` products for the tile at ``row`` of the block, and asks for some of the next panel's weights."""
+            joins = (row // block_rows * taps + k) * chunks + channel // chunk
+            with T.serial(0, coming) as i:
+                fetch_row(W, width, panel + 1, 0, joins * coming + i)
+            _add_compensated(
+                total, sums, tile, count,
+                lambda r, c: S[((row + r) * stride + k * dilation) * pitch + channel + c],
+                lambda v, c, j: W[panel, k, channel + c, v * lanes + j],
+            )  # fmt: skip
+
         @T.macro
-        def multiply(b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y):
+        def multiply(b, q, q0, m, n_out, panel, coming, S, W, bias, R, R2, Y):
             """The tile from position ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
             phase: T.let[T.int64] = panel // panels
             column: T.let[T.int64] = panel % panels * width
@@ -344,13 +342,10 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             if compensated:
                 sums = registers(rows * vectors, lanes)
                 for k in range(taps):
-                    for part in range(chunks):
-                        _add_compensated(
-                            total, sums, tile, m - q, T.min(c_in - part * chunk, chunk),
-                            lambda r, c: S[((q - q0 + r) * stride + k * dilation) * pitch + part * chunk + c],
-                            lambda v, c, j: W[panel, k, part * chunk + c, v * lanes + j],
-                            lambda c: fetch_row(W, width, panel, k, part * chunk + c + AHEAD),
-                        )
+                    for part in range(c_in // chunk):
+                        add_compensated(total, sums, q - q0, panel, k, part * chunk, chunk, coming, S, W)
+                    if has_rest:
+                        add_compensated(total, sums, q - q0, panel, k, c_in - rest, rest, coming, S, W)
                 each(total, lanes, lambda i, j: total[i][j] + sums[i][j])
             else:
                 for start in range(starts):
@@ -369,6 +364,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
 
         return multiply
 
+    block_rows = tile.rows
     sizes = [(size.rows, micro_kernel(size)) for size in tile.sizes]
 
     @T.prim_func
@@ -390,7 +386,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         R = T.match_buffer(residual_h, (B, T_res, c_out), "float32")
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
-        shares = T.alloc_buffer((2,), "int64")
+        shares = T.alloc_buffer((3,), "int64")
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
@@ -398,6 +394,9 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             units: T.let[T.int64] = (m + rows - 1) // rows
             shares[0] = block_count(units, block // rows, groups)
             shares[1] = block_step(units, shares[0])
+            # Rows of the next panel's weights that each join asks for, so that they arrive while this panel's tiles are computed.
+            joins: T.let[T.int64] = T.max(units // T.max(shares[0], 1), 1) * taps * chunks
+            shares[2] = (taps * c_in + joins - 1) // joins
             for task in T.parallel(groups * shares[0]):
                 blocks: T.let[T.int64] = shares[0]
                 step: T.let[T.int64] = shares[1]
@@ -409,28 +408,22 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                 for r in range((tile_rows * rows - 1) * stride + span):
                     row: T.let[T.int64] = q0 * stride + r - padding
                     if row >= 0 and row < n:
-                        for c in range(body):
-                            for j in T.vectorized(lanes):
-                                S[r * pitch + c * lanes + j] = activate(
-                                    conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
-                                    alpha[0, c * lanes + j], alpha[1, c * lanes + j],
+                        for part_of_row in range(parts):
+                            c: T.let[T.int32] = T.min(part_of_row * some, c_in - some)
+                            for j in T.vectorized(some):
+                                S[r * pitch + c + j] = activate(
+                                    conv, X[b, row, c + j], coef[b, 0, c + j], coef[b, 1, c + j], alpha[0, c + j], alpha[1, c + j]
                                 )
-                        for j in range(tail):
-                            S[r * pitch + body * lanes + j] = activate(
-                                conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
-                                alpha[0, body * lanes + j], alpha[1, body * lanes + j],
-                            )
                     else:
-                        for c in range(body):
-                            for j in T.vectorized(lanes):
-                                S[r * pitch + c * lanes + j] = T.float32(0)
-                        for j in range(tail):
-                            S[r * pitch + body * lanes + j] = T.float32(0)
+                        for part_of_row in range(parts):
+                            c: T.let[T.int32] = T.min(part_of_row * some, c_in - some)
+                            for j in T.vectorized(some):
+                                S[r * pitch + c + j] = T.float32(0)
                 for g in range(group):
                     panel: T.let[T.int64] = part * group + g
                     for tile_row in range(tile_rows):
                         q: T.let[T.int64] = q0 + tile_row * rows
-                        _smallest(sizes, m - q, b, q, q0, m, n_out, panel, S, W, bias, R, R2, Y)
+                        smallest(sizes, m - q, b, q, q0, m, n_out, panel, shares[2], S, W, bias, R, R2, Y)
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(conv1d, lambda name: used.get(name, True))

@@ -25,7 +25,9 @@ class Tile:
             ``block`` then counts tiles. None leaves it to the layer's sizes.
         packed: Bytes of input, prologue applied, that one parallel task of a direct convolution keeps at most.
         ends: Rows of smaller tiles, one of which takes what is left at the end of a block if that fits; ascending.
-        compensated: The tile for sums with compensation, each of which needs a second place; None for this one.
+        summed: Products of a short sum where sums are compensated. All such sums begin with what the last join left.
+        joined: Products of the short sums that add up before they join the total, a multiple of ``summed``.
+        compensated: The tile for sums with compensation, each of which needs a second and a third place; None for this one.
         tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
 
@@ -37,6 +39,8 @@ class Tile:
     scheme: str | None = None
     packed: int = 160 * 1024
     ends: tuple[int, ...] = ()
+    summed: int = 8
+    joined: int = 32
     compensated: Tile | None = field(default=None, repr=False)
     tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
 
@@ -76,11 +80,13 @@ class Tile:
         return self.lanes * self.vectors
 
 
-# A sum with compensation takes two registers: 14 of them are all that AVX-512 has, 8 all that AVX2 has.
+# Where sums are compensated, AVX-512 has registers for the short sums and those that join, AVX2 for hardly more than the short
+# ones: it keeps them for longer. The totals are in memory.
 AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024,
-            compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024))  # fmt: skip
+            compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024,
+                             summed=8, joined=64))  # fmt: skip
 AVX512 = Tile(lanes=16, vectors=2, rows=8, block=192, packed=400 * 1024,
-              compensated=Tile(lanes=16, vectors=1, rows=14, block=196, columns=192, packed=832 * 1024,
-                               ends=(8, 10)))  # fmt: skip
+              compensated=Tile(lanes=16, vectors=1, rows=12, block=192, columns=192, packed=832 * 1024, ends=(4, 8),
+                               summed=4, joined=8))  # fmt: skip
 NEON = Tile(lanes=4, vectors=4, rows=6, block=192)
 SSE = Tile(lanes=4, vectors=2, rows=4, block=192)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import bf16
-from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group
+from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish, panel_group, smallest
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
@@ -44,6 +44,8 @@ PACKED_BYTES = 192 * 1024
 """Most that the transformed input of one task takes: with the weights of one point beside it, it stays in 512 KiB."""
 NEAR = 256
 """Input channels above which weights are so many that reading them seldom is worth more than a transformed input nearby."""
+ENDS = (2, 4)
+"""Tiles of the smaller register tiles, one of which ends a block; above NEAR only. Below it tasks have tiles enough."""
 
 LINE = 16
 """float32 values of a cache line."""
@@ -332,6 +334,15 @@ def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
     return max(most // tile.rows, 1) * tile.rows
 
 
+def _rounded(sizes: list[tuple[int, Any]], left: Expr) -> Expr:
+    """Tiles that the register tile for ``left`` of them has: see ``conv1d.smallest``."""
+    *smaller, largest = (rows for rows, _ in sizes)
+    found: Expr = T.int64(largest)
+    for rows in reversed(smaller):
+        found = T.if_then_else(left <= rows, T.int64(rows), found)
+    return found
+
+
 def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     """Builds the PrimFunc, with the parameters of ``conv1d.kernel``; the weight packed by this module's ``pack_weight``.
 
@@ -365,6 +376,56 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
     to_points, to_rows = scheme.input_stages, scheme.output_stages
+
+    def micro_kernel(rows):
+        """What computes a register tile of so many rows."""
+
+        @T.macro
+        def multiply(b, p, tile_of, first, phase, m, panel, V, W, R, R2, Y, P):
+            """Of the products at point ``p``, those of the tiles from ``tile_of`` on."""
+            column: T.let[T.int64] = panel * width
+            if p < outputs:
+                for r in T.unroll(rows):
+                    t: T.let[T.int64] = phase + ((first + tile_of + r) * outputs + p) * dilation
+                    if t < m:
+                        for line in T.unroll(lines):
+                            fetch(Y[b, t, column + line * LINE], True)
+                            if conv.residuals > 0:
+                                fetch(R[b, t >> shift, column + line * LINE])
+                            if conv.residuals > 1:
+                                fetch(R2[b, t, column + line * LINE])
+            total = registers(rows * vectors, lanes)
+            for s in range(T.min(products - p * segments, segments)):
+                from_tile: T.let[T.int64] = tile_of + s * step // outputs
+                if half:
+                    for c in range(words):
+                        fetch_row(W, columns, panel, p * segments + s, c + AHEAD)
+                        _dots(
+                            total, lanes, lambda i: V[p, s % grids, from_tile + i // vectors, c],
+                            lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * wide, 1, wide)],
+                        )
+                else:
+                    for chunk in range(T.int64(chunks)):
+                        part = registers(rows * vectors, lanes)
+                        for short in range((_extent(c_in, chunk * CHUNK, CHUNK) + run - 1) // run):
+                            acc = registers(rows * vectors, lanes)
+                            begin: T.let[T.int64] = chunk * CHUNK + short * run
+                            for c in range(_extent(c_in, begin, run)):
+                                fetch_row(W, columns, panel, p * segments + s, begin + c + AHEAD)
+                                each(acc, lanes, lambda i, j: T.fma(
+                                    V[p, s % grids, from_tile + i // vectors, begin + c],
+                                    W[panel, p * segments + s, begin + c, i % vectors * lanes + j],
+                                    acc[i][j],
+                                ))
+                            each(part, lanes, lambda i, j: part[i][j] + acc[i][j])
+                        each(total, lanes, lambda i, j: total[i][j] + part[i][j])
+            save(total, lanes, lambda i, j, value: T.buffer_store(
+                P, value, [p, tile_of + i // vectors, i % vectors * lanes + j]
+            ))
+
+        return multiply
+
+    sizes = [(size.rows, micro_kernel(size.rows)) for size in (replace(tile, ends=ENDS) if c_in > NEAR else tile).sizes]
 
     @T.prim_func
     def winograd(
@@ -406,6 +467,8 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                 left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
                 tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, most)
                 register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
+                full: T.let[T.int64] = (register_tiles - 1) * rows
+                wanted: T.let[T.int64] = full + _rounded(sizes, tiles - full)
                 S = T.alloc_buffer((ring, channels * lanes), "float32")
                 V = T.alloc_buffer((size, grids, block + ahead, pitch), "int32" if half else "float32")
                 P = T.alloc_buffer((size, block, width), "float32")
@@ -413,7 +476,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     for r in range(ring):
                         for j in T.vectorized(lanes):
                             S[r, body * lanes + j] = T.float32(0)
-                for r in range((register_tiles * rows - 1) * outputs + (segments - 1) * scheme.taps + size):
+                for r in range((wanted - 1) * outputs + (segments - 1) * scheme.taps + size):
                     row: T.let[T.int64] = phase + (first * outputs + r) * dilation - padding
                     slot: T.let[T.int64] = r % ring
                     if row >= 0 and row < n:
@@ -435,7 +498,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     for grid in range(grids):
                         start: T.let[T.int64] = r + 1 - size - grid * step % outputs
                         i: T.let[T.int64] = start // outputs
-                        if start == i * outputs and i >= 0 and i < register_tiles * rows + ahead:
+                        if start == i * outputs and i >= 0 and i < wanted + ahead:
                             for c in range(channels):
                                 D = T.alloc_buffer((size * lanes,), "float32")
                                 for k in T.unroll(size):
@@ -461,44 +524,8 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     column: T.let[T.int64] = panel * width
                     for p in range(size):
                         for register_tile in range(register_tiles):
-                            if p < outputs:
-                                for r in T.unroll(rows):
-                                    t: T.let[T.int64] = phase + ((first + register_tile * rows + r) * outputs + p) * dilation
-                                    if t < m:
-                                        for line in T.unroll(lines):
-                                            fetch(Y[b, t, column + line * LINE], True)
-                                            if conv.residuals > 0:
-                                                fetch(R[b, t >> shift, column + line * LINE])
-                                            if conv.residuals > 1:
-                                                fetch(R2[b, t, column + line * LINE])
-                            total = registers(rows * vectors, lanes)
-                            for s in range(T.min(products - p * segments, segments)):
-                                from_tile: T.let[T.int64] = register_tile * rows + s * step // outputs
-                                if half:
-                                    for c in range(words):
-                                        fetch_row(W, columns, panel, p * segments + s, c + AHEAD)
-                                        _dots(
-                                            total, lanes, lambda i: V[p, s % grids, from_tile + i // vectors, c],
-                                            lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * wide, 1, wide)],
-                                        )
-                                else:
-                                    for chunk in range(T.int64(chunks)):
-                                        part = registers(rows * vectors, lanes)
-                                        for short in range((_extent(c_in, chunk * CHUNK, CHUNK) + run - 1) // run):
-                                            acc = registers(rows * vectors, lanes)
-                                            begin: T.let[T.int64] = chunk * CHUNK + short * run
-                                            for c in range(_extent(c_in, begin, run)):
-                                                fetch_row(W, columns, panel, p * segments + s, begin + c + AHEAD)
-                                                each(acc, lanes, lambda i, j: T.fma(
-                                                    V[p, s % grids, from_tile + i // vectors, begin + c],
-                                                    W[panel, p * segments + s, begin + c, i % vectors * lanes + j],
-                                                    acc[i][j],
-                                                ))
-                                            each(part, lanes, lambda i, j: part[i][j] + acc[i][j])
-                                        each(total, lanes, lambda i, j: total[i][j] + part[i][j])
-                            save(total, lanes, lambda i, j, value: T.buffer_store(
-                                P, value, [p, register_tile * rows + i // vectors, i % vectors * lanes + j]
-                            ))
+                            tile_of: T.let[T.int64] = register_tile * rows
+                            smallest(sizes, tiles - tile_of, b, p, tile_of, first, phase, m, panel, V, W, R, R2, Y, P)
                     for i in range(tiles):
                         y = T.alloc_buffer((outputs * width,), "float32")
                         for v in T.unroll(vectors):

@@ -61,7 +61,7 @@ def kernel_recorder(name: str, model: object) -> Callable[[Sequence[np.ndarray]]
     from kokoro_tvm.targets import cpu_target
 
     target = cpu_target()
-    # One tile for all sums: none changes a result, and the one for compensated sums takes twice as long to compile.
+    # One tile for all sums: that for compensated ones rounds a little less, and takes twice as long to compile.
     tile = replace(target.tile, scheme="direct", compensated=None, tuned=())
     component = to_relax(name, export_program(name, model))
     executable = build(component.module, target.tvm_target(), pipeline(tile, "tir"), tile)
