@@ -1,7 +1,7 @@
 """What this CPU can do at most, measured: multiply-adds in registers, and memory traffic.
 
-What it is: two small kernels in the language and on the thread pool of the real ones, the best of several runs. What it is not: a
-data sheet; a busy machine or a throttled CPU shows here too, which is what a kernel's share should be taken of.
+What it is: two small kernels in the language and on the thread pool of the real ones. What it is not: a data sheet; a busy
+machine or a throttled CPU shows here too, which is what a kernel's share should be taken of.
 
 Two operations are counted for a multiply-add. The triad ``a = b + s * c`` counts 12 bytes a value (4 read twice, 4 written), as
 STREAM does.
@@ -9,6 +9,7 @@ STREAM does.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,13 +38,15 @@ class Peaks:
 
     Attributes:
         threads: How many.
-        gflops: Billions of operations a second in registers.
+        gflops: Billions of operations a second in registers: the median of readings taken between what is compared with it.
+        best: The best such reading.
         cache: GB/s where each thread's data stay in its level-2 cache.
         memory: GB/s where nothing stays in any cache.
     """
 
     threads: int
     gflops: float
+    best: float
     cache: float
     memory: float
 
@@ -96,39 +99,48 @@ def triad_kernel(lanes: int) -> PrimFunc:
 # fmt: on
 
 
-def measure(threads: int, target: CpuTarget | None = None, clock: Callable[[], float] = time.perf_counter) -> Peaks:
-    """Measures with ``threads`` threads of TVM's pool, which is left set to that number."""
-    target = target or cpu_target()
-    lanes = target.tile.lanes
-    kernels = {"fma": fma_kernel(lanes, _STEPS), "triad": triad_kernel(lanes)}
-    module = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in kernels.items()})
-    library = tvm.compile(module, target=target.tvm_target())
-    tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
-    fma, triad = library["fma"], library["triad"]
+class Meter:
+    """Measures whenever it is asked, with ``threads`` threads of TVM's pool, which is left set to that number."""
 
-    x = _array((2, lanes), 0.5)
-    y = _array((threads, CHAINS, lanes), 1.0)
-    seconds = _best(lambda: fma(x, y), clock)
-    gflops = 2.0 * threads * CHAINS * lanes * 8 * _STEPS / seconds / 1e9
+    def __init__(self, threads: int, target: CpuTarget | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        target = target or cpu_target()
+        self._threads, self._lanes, self._clock = threads, target.tile.lanes, clock
+        kernels = {"fma": fma_kernel(self._lanes, _STEPS), "triad": triad_kernel(self._lanes)}
+        module = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in kernels.items()})
+        library = tvm.compile(module, target=target.tvm_target())
+        tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+        self._fma, self._triad = library["fma"], library["triad"]
+        self._x = _array((2, self._lanes), 0.5)
+        self._y = _array((threads, CHAINS, self._lanes), 1.0)
+        self.readings = [self.gflops() for _ in range(_RUNS + 1)][1:]
 
-    def bandwidth(values: int, passes: int) -> float:
-        rows = values // (lanes * threads)
-        a, b, c = (_array((threads, rows, lanes), 1.0) for _ in range(3))
-        return 12.0 * threads * rows * lanes * passes / _best(lambda: triad(b, c, a, passes), clock) / 1e9
+    def gflops(self) -> float:
+        """One reading: half a millisecond of multiply-adds, give or take."""
+        seconds = self._seconds(lambda: self._fma(self._x, self._y))
+        return 2.0 * self._threads * CHAINS * self._lanes * 8 * _STEPS / seconds / 1e9
 
-    return Peaks(threads, gflops, bandwidth(_CACHED * threads // 12, 400), bandwidth(_MEMORY // 12, 1))
+    def read(self) -> None:
+        """Takes a reading that ``peaks`` will count."""
+        self.readings.append(self.gflops())
+
+    def peaks(self) -> Peaks:
+        """The readings so far, and bandwidths, the best of several runs."""
+        cache, memory = self._bandwidth(_CACHED * self._threads // 12, 400), self._bandwidth(_MEMORY // 12, 1)
+        return Peaks(self._threads, statistics.median(self.readings), max(self.readings), cache, memory)
+
+    def _bandwidth(self, values: int, passes: int) -> float:
+        rows = values // (self._lanes * self._threads)
+        a, b, c = (_array((self._threads, rows, self._lanes), 1.0) for _ in range(3))
+        best = min([self._seconds(lambda: self._triad(b, c, a, passes)) for _ in range(_RUNS + 1)][1:])
+        return 12.0 * self._threads * rows * self._lanes * passes / best / 1e9
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        start = self._clock()
+        run()
+        return self._clock() - start
 
 
 def _array(shape: tuple[int, ...], value: float) -> tvm_ffi.Tensor:
     array = aligned_empty(shape, np.float32)
     array[...] = value
     return tvm_ffi.from_dlpack(array)
-
-
-def _best(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    times = []
-    for _ in range(_RUNS + 1):
-        start = clock()
-        run()
-        times.append(clock() - start)
-    return min(times[1:])

@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from kokoro_tvm.artifact import staged
-from kokoro_tvm.bench.peaks import Peaks
+from kokoro_tvm.bench.peaks import Meter, Peaks
 from kokoro_tvm.bench.peers import Window
 from kokoro_tvm.bench.utterance import utterance
 from kokoro_tvm.bench.work import CONVOLUTION, PARTS, PRODUCT, REST, kind, operations
@@ -86,7 +86,7 @@ class Profile:
 
     Attributes:
         header: Machine and artifact, by name.
-        peaks: What the CPU reached before and can at most.
+        peaks: What the CPU can do at most, measured between the components.
         audio: Seconds of audio.
         kernels: Slowest first.
         plain: Component to seconds without a listener: what the kernels' sum has to be compared with.
@@ -161,12 +161,14 @@ def profile(
     seconds: float,
     components: Sequence[str],
     runs: int,
-    peaks: Peaks,
+    meter: Meter,
     header: dict[str, str],
     listener: Callable[[str], None] = lambda _: None,
     clock: Clock = time.perf_counter,
 ) -> Profile:
     """Renders an utterance ``runs`` times without and with a listener in the virtual machine.
+
+    Before every component the multiply-add peak is measured: a CPU's speed is not the same from second to second.
 
     Args:
         synthesizer: An artifact, loaded, to be used for nothing else afterwards.
@@ -175,7 +177,7 @@ def profile(
         seconds: Wanted length of the audio.
         components: Those to look into.
         runs: Of which the medians count.
-        peaks: See ``Profile``.
+        meter: Measures the peaks.
         header: See ``Profile``.
         listener: Told what goes on.
         clock: ``time.thread_time`` counts only what the calling thread computed: with one thread, a busy machine's figures can
@@ -193,6 +195,7 @@ def profile(
     run = engine.run
 
     def timed(name: str, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        meter.read()
         start = clock()
         result = run(name, *inputs)
         plain[name].append(clock() - start)
@@ -207,7 +210,7 @@ def profile(
     for i in range(runs):
         listener(f"whole components, run {i + 1} of {runs}")
         render()
-    engine.run = run  # type: ignore[method-assign]
+    plain_times = {n: statistics.median(plain[n]) for n in components}
     recorders = {name: _Recorder(clock) for name in components}
     for name, recorder in recorders.items():
         engine.observe(name, recorder)
@@ -218,9 +221,10 @@ def profile(
         rendered.append({name: recorder.calls for name, recorder in recorders.items()})
         for recorder in recorders.values():
             recorder.calls = []
+    engine.run = run  # type: ignore[method-assign]
     windows = len(said.windows)
-    found = Profile(header, peaks, said.seconds)
-    found.plain = {n: windows * statistics.median(plain[n]) for n in components}
+    found = Profile(header, meter.peaks(), said.seconds)
+    found.plain = {n: windows * seconds for n, seconds in plain_times.items()}
     for name in components:
         found.kernels += aggregated(name, [r[name] for r in rendered], plans[name])
     found.kernels.sort(key=lambda k: -k.seconds)
@@ -378,7 +382,7 @@ def summary(found: Profile) -> list[tuple[str, str]]:
     convolutions = [k for k in found.kernels if k.kind == CONVOLUTION]
     rows = [
         *found.header.items(),
-        ("multiply-add peak, measured", f"{peaks.gflops:.1f} GFLOP/s on {peaks.threads} threads"),
+        ("multiply-add peak, measured", f"{peaks.gflops:.1f} GFLOP/s on {peaks.threads} threads (best {peaks.best:.1f})"),
         ("bandwidth, measured", f"{peaks.memory:.1f} GB/s from memory, {peaks.cache:.1f} GB/s from level-2 caches"),
         ("neither convolution nor matrix product", f"{found.share(REST, MACHINE):.1%} of the time"),
     ]

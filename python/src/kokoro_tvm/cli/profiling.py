@@ -57,10 +57,10 @@ def profile(
         model = ReferenceModel(manifest.model)  # for its shapes alone: weights are the artifact's
         plans = {n: load_operators(artifact, n, model, cache).plans for n in names}
         status.update("measuring what this CPU can do")
-        peak = peaks.measure(threads, clock=count)
+        meter = peaks.Meter(threads, clock=count)
         table = VoiceStore([]).load(voice).table if voice else profiling.made_up_voice()
         header = machine() | {"clock": clock} | {"artifact": f"{manifest.target.mcpu}, {' '.join(manifest.target.features)}"}
-        found = profiling.profile(synthesizer, plans, table, seconds, names, runs, peak, header, status.update, count)
+        found = profiling.profile(synthesizer, plans, table, seconds, names, runs, meter, header, status.update, count)
     if json_file:
         profiling.write_json(json_file, found)
     if picture:
