@@ -11,6 +11,7 @@ Everything goes through TVM's RPC interface, which also has a session for this p
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 import socket
@@ -174,6 +175,7 @@ def local(target: CpuTarget, threads: int, clock: str = "wall") -> Iterator[Benc
     from tvm import rpc
 
     environment.prepare_thread_pool()
+    logging.getLogger("RPCServer").setLevel(logging.WARNING)  # else a line for every kernel, in between ours
     yield Bench(rpc.LocalSession(), target, threads, clock=clock)
 
 

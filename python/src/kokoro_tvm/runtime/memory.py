@@ -12,8 +12,8 @@ import sys
 from kokoro_tvm import environment
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT = 128 * 1024 * 1024
-"""Bytes: what a short utterance needs. The buffers of long ones still go back to the system."""
+_KEPT = 256 * 1024 * 1024
+"""Bytes: what an utterance of ten seconds needs. The buffers of longer ones still go back to the system."""
 _LARGEST_ON_HEAP = 32 * 1024 * 1024
 """Bytes: where glibc's own adjustment of this option ends, which setting the other one switches off."""
 
