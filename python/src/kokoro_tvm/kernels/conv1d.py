@@ -30,7 +30,7 @@ from kokoro_tvm.kernels import vector_math
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers
-from kokoro_tvm.kernels.shares import block_begin, block_count, block_step
+from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -321,7 +321,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
 
         def add_compensated(total, sums, row, panel, k, channel, count, coming, S, W):
             """Adds ``count`` products for the tile at ``row`` of the block, and asks for some of the next panel's weights."""
-            joins = (row // block_rows * taps + k) * chunks + channel // chunk
+            joins = ((row + block_rows - 1) // block_rows * taps + k) * chunks + channel // chunk
             with T.serial(0, coming) as i:
                 fetch_row(W, width, panel + 1, 0, joins * coming + i)
             _add_compensated(
@@ -366,6 +366,46 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
 
     block_rows = tile.rows
     sizes = [(size.rows, micro_kernel(size)) for size in tile.sizes]
+    second = sizes[-2][0] if len(sizes) > 1 else 0  # two such tiles are faster than the largest and a much smaller one
+
+    @T.macro
+    def block_of(task, b, n, m, n_out, shares, X, W, bias, coef, alpha, R, R2, Y):
+        """All outputs of one block of rows in some panels."""
+        blocks: T.let[T.int64] = shares[0]
+        step: T.let[T.int64] = shares[1]
+        part: T.let[T.int64] = task // blocks
+        first: T.let[T.int64] = block_begin(task % blocks, blocks, step, part)
+        tile_rows: T.let[T.int64] = block_begin(task % blocks + 1, blocks, step, part) - first
+        q0: T.let[T.int64] = first * rows
+        S = T.alloc_buffer((packed_rows * pitch,), "float32")
+        for r in range((tile_rows * rows - 1) * stride + span):
+            row: T.let[T.int64] = q0 * stride + r - padding
+            if row >= 0 and row < n:
+                for part_of_row in range(parts):
+                    c: T.let[T.int32] = T.min(part_of_row * some, c_in - some)
+                    for j in T.vectorized(some):
+                        S[r * pitch + c + j] = activate(
+                            conv, X[b, row, c + j], coef[b, 0, c + j], coef[b, 1, c + j], alpha[0, c + j], alpha[1, c + j]
+                        )
+            else:
+                for part_of_row in range(parts):
+                    c: T.let[T.int32] = T.min(part_of_row * some, c_in - some)
+                    for j in T.vectorized(some):
+                        S[r * pitch + c + j] = T.float32(0)
+        place = T.alloc_buffer((2,), "int64")  # of a tile, and rows from there on; the simplifier takes forever if it sees them
+        last_two: T.let[T.int64] = m - q0 - (tile_rows - 2) * rows
+        even: T.let[T.bool] = tile_rows > 1 and last_two > rows and last_two <= 2 * second
+        for g in range(group):
+            panel: T.let[T.int64] = part * group + g
+            for tile_row in range(tile_rows):
+                place[0] = q0 + tile_row * rows
+                if even and tile_row == tile_rows - 1:
+                    place[0] = m - (last_two - second)
+                place[1] = m - place[0]
+                if even and tile_row == tile_rows - 2:
+                    place[1] = T.int64(second)
+                q: T.let[T.int64] = place[0]
+                smallest(sizes, place[1], b, q, q0, m, n_out, panel, shares[2], S, W, bias, R, R2, Y)
 
     @T.prim_func
     def conv1d(
@@ -386,7 +426,9 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         R = T.match_buffer(residual_h, (B, T_res, c_out), "float32")
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
+        T.attr(0, "pragma_import_llvm", LLVM)
         shares = T.alloc_buffer((3,), "int64")
+        taken = T.alloc_buffer((RUNS + 1,), "int64")
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
@@ -397,33 +439,10 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             # Rows of the next panel's weights that each join asks for, so that they arrive while this panel's tiles are computed.
             joins: T.let[T.int64] = T.max(units // T.max(shares[0], 1), 1) * taps * chunks
             shares[2] = (taps * c_in + joins - 1) // joins
-            for task in T.parallel(groups * shares[0]):
-                blocks: T.let[T.int64] = shares[0]
-                step: T.let[T.int64] = shares[1]
-                part: T.let[T.int64] = task // blocks
-                first: T.let[T.int64] = block_begin(task % blocks, blocks, step, part)
-                tile_rows: T.let[T.int64] = block_begin(task % blocks + 1, blocks, step, part) - first
-                q0: T.let[T.int64] = first * rows
-                S = T.alloc_buffer((packed_rows * pitch,), "float32")
-                for r in range((tile_rows * rows - 1) * stride + span):
-                    row: T.let[T.int64] = q0 * stride + r - padding
-                    if row >= 0 and row < n:
-                        for part_of_row in range(parts):
-                            c: T.let[T.int32] = T.min(part_of_row * some, c_in - some)
-                            for j in T.vectorized(some):
-                                S[r * pitch + c + j] = activate(
-                                    conv, X[b, row, c + j], coef[b, 0, c + j], coef[b, 1, c + j], alpha[0, c + j], alpha[1, c + j]
-                                )
-                    else:
-                        for part_of_row in range(parts):
-                            c: T.let[T.int32] = T.min(part_of_row * some, c_in - some)
-                            for j in T.vectorized(some):
-                                S[r * pitch + c + j] = T.float32(0)
-                for g in range(group):
-                    panel: T.let[T.int64] = part * group + g
-                    for tile_row in range(tile_rows):
-                        q: T.let[T.int64] = q0 + tile_row * rows
-                        smallest(sizes, m - q, b, q, q0, m, n_out, panel, shares[2], S, W, bias, R, R2, Y)
+            parallel_tasks(
+                groups * shares[0], taken,
+                lambda task: block_of(task, b, n, m, n_out, shares, X, W, bias, coef, alpha, R, R2, Y),
+            )  # fmt: skip
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(conv1d, lambda name: used.get(name, True))

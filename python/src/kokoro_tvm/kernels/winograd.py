@@ -36,7 +36,7 @@ from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
-from kokoro_tvm.kernels.shares import block_begin, block_count, block_step
+from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -330,7 +330,7 @@ def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
         return tile.block
     size = 2 if conv.products == "bfloat16" else 4
     most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * size) - scheme.ahead(conv.taps)
-    most = min(most, tile.block // 4) if conv.c_in <= NEAR else tile.block // 4
+    most = min(most, tile.block // 8) if conv.c_in <= NEAR else tile.block // 4
     return max(most // tile.rows, 1) * tile.rows
 
 
@@ -427,6 +427,106 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
 
     sizes = [(size.rows, micro_kernel(size.rows)) for size in (replace(tile, ends=ENDS) if c_in > NEAR else tile).sizes]
 
+    @T.macro
+    def block_of(task, b, n, m, shares, X, W, bias, coef, alpha, R, R2, Y):
+        """All outputs of one block of tiles of one phase, in some panels."""
+        blocks: T.let[T.int64] = shares[0]
+        step_of: T.let[T.int64] = shares[1]
+        phase: T.let[T.int64] = task % dilation
+        number: T.let[T.int64] = task // dilation % blocks
+        first: T.let[T.int64] = block_begin(number, blocks, step_of, phase) * rows
+        most: T.let[T.int64] = block_begin(number + 1, blocks, step_of, phase) * rows - first
+        left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
+        tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, most)
+        register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
+        full: T.let[T.int64] = (register_tiles - 1) * rows
+        wanted: T.let[T.int64] = full + _rounded(sizes, tiles - full)
+        S = T.alloc_buffer((ring, channels * lanes), "float32")
+        V = T.alloc_buffer((size, grids, block + ahead, pitch), "int32" if half else "float32")
+        P = T.alloc_buffer((size, block, width), "float32")
+        if tail > 0:
+            for r in range(ring):
+                for j in T.vectorized(lanes):
+                    S[r, body * lanes + j] = T.float32(0)
+        for r in range((wanted - 1) * outputs + (segments - 1) * scheme.taps + size):
+            row: T.let[T.int64] = phase + (first * outputs + r) * dilation - padding
+            slot: T.let[T.int64] = r % ring
+            if row >= 0 and row < n:
+                for c in range(body):
+                    for j in T.vectorized(lanes):
+                        S[slot, c * lanes + j] = activate(
+                            conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
+                            alpha[0, c * lanes + j], alpha[1, c * lanes + j],
+                        )
+                for j in range(tail):
+                    S[slot, body * lanes + j] = activate(
+                        conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
+                        alpha[0, body * lanes + j], alpha[1, body * lanes + j],
+                    )
+            else:
+                for c in range(channels):
+                    for j in T.vectorized(lanes):
+                        S[slot, c * lanes + j] = T.float32(0)
+            for grid in range(grids):
+                start: T.let[T.int64] = r + 1 - size - grid * step % outputs
+                i: T.let[T.int64] = start // outputs
+                if start == i * outputs and i >= 0 and i < wanted + ahead:
+                    for c in range(channels):
+                        D = T.alloc_buffer((size * lanes,), "float32")
+                        for k in T.unroll(size):
+                            for j in T.vectorized(lanes):
+                                D[k * lanes + j] = S[(r + 1 - size + k) % ring, c * lanes + j]
+                        if half:
+                            E = T.alloc_buffer((size * lanes,), "float32")
+                            _emit(
+                                to_points, lanes, lambda k, j: D[k * lanes + j],
+                                lambda p, j, value: T.buffer_store(E, value, [p * lanes + j]),
+                            )
+                            for p in T.unroll(size):
+                                V[p, grid, i, T.ramp(c * (lanes // 2), 1, lanes // 2)] = bf16.round_pairs(
+                                    E[T.ramp(p * lanes, 1, lanes)]
+                                )
+                        else:
+                            _emit(
+                                to_points, lanes, lambda k, j: D[k * lanes + j],
+                                lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
+                            )
+        for g in range(group):
+            panel: T.let[T.int64] = task // (dilation * blocks) * group + g
+            column: T.let[T.int64] = panel * width
+            for p in range(size):
+                for register_tile in range(register_tiles):
+                    tile_of: T.let[T.int64] = register_tile * rows
+                    smallest(sizes, tiles - tile_of, b, p, tile_of, first, phase, m, panel, V, W, R, R2, Y, P)
+            for i in range(tiles):
+                y = T.alloc_buffer((outputs * width,), "float32")
+                for v in T.unroll(vectors):
+                    _emit(
+                        to_rows, lanes, lambda p, j: P[p, i, v * lanes + j],
+                        lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
+                    )
+                for q in T.unroll(outputs):
+                    t: T.let[T.int64] = phase + ((first + i) * outputs + q) * dilation
+                    if t < m:
+                        if has_bias:
+                            for v in T.unroll(vectors):
+                                for j in T.vectorized(lanes):
+                                    y[q * width + v * lanes + j] = (
+                                        y[q * width + v * lanes + j] + bias[column + v * lanes + j]
+                                    )
+                        if whole:
+                            for v in T.unroll(vectors):
+                                for j in T.vectorized(lanes):
+                                    Y[b, t, column + v * lanes + j] = finish(
+                                        conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
+                                        R2[b, t, column + v * lanes + j],
+                                    )
+                        else:
+                            for j in range(T.min(c_out - column, width)):
+                                Y[b, t, column + j] = finish(
+                                    conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
+                                )
+
     @T.prim_func
     def winograd(
         x_h: T.handle, lengths_h: T.handle, weight_h: T.handle, bias_h: T.handle, coef_h: T.handle, alpha_h: T.handle,
@@ -448,7 +548,9 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
         if half:
             T.attr(0, "pragma_import_llvm", bf16.LLVM)
+        T.attr(0, "pragma_import_llvm", LLVM)
         shares = T.alloc_buffer((2,), "int64")
+        taken = T.alloc_buffer((RUNS + 1,), "int64")
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
@@ -457,103 +559,10 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
             units: T.let[T.int64] = (all_tiles + rows - 1) // rows
             shares[0] = block_count(units, block // rows, groups * dilation)
             shares[1] = block_step(units, shares[0])
-            for task in T.parallel(groups * dilation * shares[0]):
-                blocks: T.let[T.int64] = shares[0]
-                step_of: T.let[T.int64] = shares[1]
-                phase: T.let[T.int64] = task % dilation
-                number: T.let[T.int64] = task // dilation % blocks
-                first: T.let[T.int64] = block_begin(number, blocks, step_of, phase) * rows
-                most: T.let[T.int64] = block_begin(number + 1, blocks, step_of, phase) * rows - first
-                left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
-                tiles: T.let[T.int64] = T.min((left + outputs - 1) // outputs, most)
-                register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
-                full: T.let[T.int64] = (register_tiles - 1) * rows
-                wanted: T.let[T.int64] = full + _rounded(sizes, tiles - full)
-                S = T.alloc_buffer((ring, channels * lanes), "float32")
-                V = T.alloc_buffer((size, grids, block + ahead, pitch), "int32" if half else "float32")
-                P = T.alloc_buffer((size, block, width), "float32")
-                if tail > 0:
-                    for r in range(ring):
-                        for j in T.vectorized(lanes):
-                            S[r, body * lanes + j] = T.float32(0)
-                for r in range((wanted - 1) * outputs + (segments - 1) * scheme.taps + size):
-                    row: T.let[T.int64] = phase + (first * outputs + r) * dilation - padding
-                    slot: T.let[T.int64] = r % ring
-                    if row >= 0 and row < n:
-                        for c in range(body):
-                            for j in T.vectorized(lanes):
-                                S[slot, c * lanes + j] = activate(
-                                    conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
-                                    alpha[0, c * lanes + j], alpha[1, c * lanes + j],
-                                )
-                        for j in range(tail):
-                            S[slot, body * lanes + j] = activate(
-                                conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
-                                alpha[0, body * lanes + j], alpha[1, body * lanes + j],
-                            )
-                    else:
-                        for c in range(channels):
-                            for j in T.vectorized(lanes):
-                                S[slot, c * lanes + j] = T.float32(0)
-                    for grid in range(grids):
-                        start: T.let[T.int64] = r + 1 - size - grid * step % outputs
-                        i: T.let[T.int64] = start // outputs
-                        if start == i * outputs and i >= 0 and i < wanted + ahead:
-                            for c in range(channels):
-                                D = T.alloc_buffer((size * lanes,), "float32")
-                                for k in T.unroll(size):
-                                    for j in T.vectorized(lanes):
-                                        D[k * lanes + j] = S[(r + 1 - size + k) % ring, c * lanes + j]
-                                if half:
-                                    E = T.alloc_buffer((size * lanes,), "float32")
-                                    _emit(
-                                        to_points, lanes, lambda k, j: D[k * lanes + j],
-                                        lambda p, j, value: T.buffer_store(E, value, [p * lanes + j]),
-                                    )
-                                    for p in T.unroll(size):
-                                        V[p, grid, i, T.ramp(c * (lanes // 2), 1, lanes // 2)] = bf16.round_pairs(
-                                            E[T.ramp(p * lanes, 1, lanes)]
-                                        )
-                                else:
-                                    _emit(
-                                        to_points, lanes, lambda k, j: D[k * lanes + j],
-                                        lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
-                                    )
-                for g in range(group):
-                    panel: T.let[T.int64] = task // (dilation * blocks) * group + g
-                    column: T.let[T.int64] = panel * width
-                    for p in range(size):
-                        for register_tile in range(register_tiles):
-                            tile_of: T.let[T.int64] = register_tile * rows
-                            smallest(sizes, tiles - tile_of, b, p, tile_of, first, phase, m, panel, V, W, R, R2, Y, P)
-                    for i in range(tiles):
-                        y = T.alloc_buffer((outputs * width,), "float32")
-                        for v in T.unroll(vectors):
-                            _emit(
-                                to_rows, lanes, lambda p, j: P[p, i, v * lanes + j],
-                                lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
-                            )
-                        for q in T.unroll(outputs):
-                            t: T.let[T.int64] = phase + ((first + i) * outputs + q) * dilation
-                            if t < m:
-                                if has_bias:
-                                    for v in T.unroll(vectors):
-                                        for j in T.vectorized(lanes):
-                                            y[q * width + v * lanes + j] = (
-                                                y[q * width + v * lanes + j] + bias[column + v * lanes + j]
-                                            )
-                                if whole:
-                                    for v in T.unroll(vectors):
-                                        for j in T.vectorized(lanes):
-                                            Y[b, t, column + v * lanes + j] = finish(
-                                                conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
-                                                R2[b, t, column + v * lanes + j],
-                                            )
-                                else:
-                                    for j in range(T.min(c_out - column, width)):
-                                        Y[b, t, column + j] = finish(
-                                            conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
-                                        )
+            parallel_tasks(
+                groups * dilation * shares[0], taken,
+                lambda task: block_of(task, b, n, m, shares, X, W, bias, coef, alpha, R, R2, Y),
+            )  # fmt: skip
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}
     return keep_parameters(winograd, lambda name: used.get(name, True))
