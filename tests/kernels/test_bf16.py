@@ -194,7 +194,8 @@ def test_code_is_the_instruction_without_spills():
     (loop,) = (b for b in re.split(r"^\.L\w+:|\tj\w+\t.*", assembly, flags=re.MULTILINE) if "vdpbf16ps" in b)
     products = re.findall(r"vdpbf16ps\t.*", loop)
     assert len(products) % (tiles.AVX512.rows * tiles.AVX512.vectors) == 0
-    assert "%rsp" not in loop and "%rbp" not in loop
+    stack = ["%rsp"] + ["%rbp"] * ("movq\t%rsp, %rbp" in assembly)  # else %rbp is a register like others
+    assert not any(register in loop for register in stack)
     assert not re.search(r"\t(call|vmovups\t%zmm\d+, )", loop)
     assert "vcvtneps2bf16" in assembly
 
