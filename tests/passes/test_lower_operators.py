@@ -77,7 +77,8 @@ def test_operator_becomes_its_kernel_and_weights_their_layout():
 
 
 @pytest.mark.parametrize(
-    ("taps", "layout", "products"), [(3, "winograd:6,3", 8), (7, "winograd:4,7", 10), (11, "winograd:5,6", 19), (5, "conv1d", 5)]
+    ("taps", "layout", "products"),
+    [(3, "winograd:6,3", 8), (7, "winograd:4,2x4,4", 34), (11, "winograd:4,3x4,4", 41), (5, "conv1d", 5)],
 )
 def test_convolution_gets_the_scheme_that_pays(taps, layout, products):
     lengths, weight, bias = _tensor("lengths", B, dtype="int64"), _tensor("weight", 64, 64, taps), _tensor("bias", 64)
@@ -101,7 +102,7 @@ def _named(name, taps, channels=64):
     ("component", "taps", "layout", "dtype"),
     [
         ("decoder", 3, "winograd-bf16:4,3", "uint16"),
-        ("decoder", 11, "winograd-bf16:4,4", "uint16"),
+        ("decoder", 11, "winograd-bf16:3,3x4,4", "uint16"),
         ("decoder", 1, "conv1d", "float32"),
         ("text_encoder", 3, "winograd:6,3", "float32"),
         ("f0n", 3, "conv1d@16", "float32"),

@@ -29,7 +29,7 @@ _PACKERS: dict[str, Packer] = {
 
 
 def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
-    """Applies a layout: a name of ``_PACKERS``, ``transposed:<stride>`` or ``winograd:<rows of a tile>,<taps of a segment>``.
+    """Applies a layout: a name of ``_PACKERS``, ``transposed:<stride>`` or the name of a ``winograd.Scheme``.
 
     ``winograd-bf16`` is ``winograd`` in pairs of bfloat16.
 

@@ -8,14 +8,14 @@ F(m, r) computes m output rows of r taps from n = m + r - 1 input rows d with n 
 the values of a polynomial at n points. Every value is a vector over channels, so at each point the product is a matrix product
 over input channels, done by the register tile of ``conv1d``; transforms cost one vector operation where it costs hundreds.
 
-A kernel of more than r taps is cut into segments of r. Their products are summed up before the one output transform, so at each
-point what is left to do is a convolution whose taps are the segments. With m = r, segment s of tile i reads the input tile i + s,
-and all segments share one transformed input; else segments that start elsewhere within a tile have one of their own, a *grid* of
-tiles. The last segment may be one tap short. Its value at infinity, the coefficient of the missing tap, is zero and is left out:
-3, 7 and 11 taps take 1.33, 2.5 and 3.8 products per output row.
+7 and 11 taps take two levels. With a kernel cut into segments of r taps and rows into blocks of r, the products of F(r, r) at
+each point are a convolution of its own, along the blocks, whose taps are the segments. F(M, R) takes fewer products for that one
+too (Agarwal and Burrus 1974; Mou and Duhamel 1991). F(4, 3) over F(4, 4) computes 16 rows of 12 taps with 6 * 7 products, 2.6 a
+row; ten points of one level take 3.8, and amplify rounding more: what levels amplify multiplies, and few points do little of it.
+A kernel may be one tap short. Its value at infinity at each level, the coefficient of the missing tap, is zero and is left out.
 
-The more points, the more the output transform amplifies what was rounded off, most of it in the sums over input channels. So
-these are sums of sums of sums: of ``Scheme.chunk`` products, of ``conv1d.CHUNK``, of all.
+Most of what the output transform amplifies is the rounding of the sums over input channels. So these are sums of sums of sums: of
+``Scheme.chunk`` products, of ``conv1d.CHUNK``, of all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, bloc
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
-PACKED_BYTES = 192 * 1024
+PACKED_BYTES = 384 * 1024
 """Most that the transformed input of one task takes: with the weights of one point beside it, it stays in 512 KiB."""
 NEAR = 256
 """Input channels above which weights are so many that reading them seldom is worth more than a transformed input nearby."""
@@ -66,32 +66,38 @@ def _transposed(matrix: Matrix) -> Matrix:
 
 
 def _shared(matrix: Matrix) -> tuple[Matrix, Matrix]:
-    """(parts, joins) with ``joins @ parts == matrix``: rows of points p and -p share their even and their odd part."""
+    """(parts, joins) with ``joins @ parts == matrix``: rows of points p and -p share their even and their odd part.
+
+    Mirrored rows are equal or opposite to one another's, as the number of points has it.
+    """
     parts: Matrix = []
     joins: dict[int, dict[int, Fraction]] = {}
     for i, row in enumerate(matrix):
-        mirrored = [-c if k % 2 else c for k, c in enumerate(row)]
         if i in joins:
             continue
-        if mirrored == row or mirrored not in matrix:
+        mirrored = [-c if k % 2 else c for k, c in enumerate(row)]
+        negated = [-c for c in mirrored]
+        alone = (row, [-c for c in row])
+        partner = next((other for other in (mirrored, negated) if other in matrix and other not in alone), None)
+        if partner is None:
             joins[i] = {len(parts): Fraction(1)}
             parts.append(row)
             continue
         even, odd = ([c if k % 2 == parity else Fraction(0) for k, c in enumerate(row)] for parity in (0, 1))
-        scale = next(c for c in reversed(odd) if c)
+        scale, sign = next(c for c in reversed(odd) if c), Fraction(1 if partner is mirrored else -1)
         joins[i] = {len(parts): Fraction(1), len(parts) + 1: scale}
-        joins[matrix.index(mirrored)] = {len(parts): Fraction(1), len(parts) + 1: -scale}
+        joins[matrix.index(partner)] = {len(parts): sign, len(parts) + 1: -sign * scale}
         parts += [even, [c / scale for c in odd]]
     return parts, [[joins[i].get(k, Fraction(0)) for k in range(len(parts))] for i in range(len(matrix))]
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Level:
     """F(m, r): which points the polynomials are evaluated at.
 
     Attributes:
-        outputs: m, output rows of a tile.
-        taps: r, taps of a segment.
+        outputs: m.
+        taps: r.
         points: The m + r - 2 finite points; infinity is the last one.
     """
 
@@ -101,37 +107,8 @@ class Scheme:
 
     @property
     def size(self) -> int:
-        """n, points and input rows of a tile."""
+        """n, points and inputs."""
         return self.outputs + self.taps - 1
-
-    @property
-    def chunk(self) -> int:
-        """Products that are summed up at most before the sum joins the next longer one: fewer where more is at stake."""
-        return 64 if self.size <= 8 else 16
-
-    @property
-    def name(self) -> str:
-        """The layout of its weights."""
-        return f"winograd:{self.outputs},{self.taps}"
-
-    def segments(self, taps: int) -> int:
-        """Segments of a kernel of ``taps`` taps."""
-        return -(-taps // self.taps)
-
-    def grids(self, taps: int) -> int:
-        """Grids of input tiles for a kernel of ``taps`` taps.
-
-        Segment s starts ``s r`` rows after the output tile: ``s r mod m`` rows into the tile ``s r // m`` further on.
-        """
-        return min(self.segments(taps), self.outputs // math.gcd(self.outputs, self.taps))
-
-    def ahead(self, taps: int) -> int:
-        """Tiles between an output tile and the one that its last segment starts in."""
-        return (self.segments(taps) - 1) * self.taps // self.outputs
-
-    def products(self, taps: int) -> int:
-        """Matrix products per tile for a kernel of ``taps`` taps."""
-        return self.size * self.segments(taps) - (taps % self.taps != 0)
 
     @cached_property
     def input_stages(self) -> list[Matrix]:
@@ -173,24 +150,89 @@ class Scheme:
         return [_transposed(joins), _transposed(parts)]
 
 
-def _scheme(outputs: int, taps: int, *points: str) -> Scheme:
-    return Scheme(outputs, taps, tuple(Fraction(p) for p in points))
+def _level(outputs: int, taps: int, *points: str) -> Level:
+    return Level(outputs, taps, tuple(Fraction(p) for p in points))
 
 
-F43 = _scheme(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2")
+@dataclass(frozen=True)
+class Scheme:
+    """One or two levels, and how long sums are.
+
+    Attributes:
+        inner: Computes blocks of rows from rows.
+        outer: Computes tiles of blocks from blocks; F(1, 1) for none.
+        chunk: Products that are summed up at most before the sum joins the next longer one: fewer where more is at stake.
+    """
+
+    inner: Level
+    outer: Level = Level(1, 1, ())
+    chunk: int = 64
+
+    def __post_init__(self) -> None:
+        if self.nested and self.inner.outputs != self.inner.taps:
+            raise ValueError(f"blocks of {self.inner.outputs} rows are no taps apart from segments of {self.inner.taps}")
+
+    @property
+    def nested(self) -> bool:
+        """Whether there are two levels."""
+        return self.outer.size > 1
+
+    @property
+    def outputs(self) -> int:
+        """Output rows of a tile."""
+        return self.inner.outputs * self.outer.outputs
+
+    @property
+    def taps(self) -> int:
+        """Taps of the longest kernel."""
+        return self.inner.taps * self.outer.taps
+
+    @property
+    def size(self) -> int:
+        """Points: for each inner one all outer ones."""
+        return self.inner.size * self.outer.size
+
+    @property
+    def name(self) -> str:
+        """The layout of its weights."""
+        outer = f"{self.outer.outputs},{self.outer.taps}x" if self.nested else ""
+        return f"winograd:{outer}{self.inner.outputs},{self.inner.taps}"
+
+    def computes(self, taps: int) -> bool:
+        """Whether a kernel has as many taps, or one less."""
+        return self.taps - taps in (0, 1)
+
+    def products(self, taps: int) -> int:
+        """Matrix products per tile for a kernel of ``taps`` taps."""
+        return self.size - (self.taps - taps)
+
+    def blocks(self, tiles: Expr) -> Expr:
+        """Input blocks of consecutive tiles; one begins ``inner.outputs`` rows after the other."""
+        return tiles * self.outer.outputs + self.outer.taps - 1
+
+    @property
+    def weight_transform(self) -> np.ndarray:
+        """G [points, taps], float64."""
+        inner, outer = (np.array(level.weight_transform, np.float64) for level in (self.inner, self.outer))
+        return np.einsum("ir,os->iosr", inner, outer).reshape(self.size, self.taps)
+
+
+F43 = Scheme(_level(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2"))
 """For 3 taps of many channels, where reading weights costs as much as multiplying them."""
-F63 = _scheme(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2")
+F63 = Scheme(_level(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2"))
 """For 3 taps."""
-F44 = _scheme(4, 4, "0", "1", "-1", "2", "-2", "1/2")
-"""For 7 and 11 taps in bfloat16, and for 7 taps of few output channels."""
-_TEN = ("0", "7/16", "-7/16", "13/16", "-13/16", "5/4", "-5/4", "19/8", "-19/8")
-"""Those of all sixteenths that amplify least, in the mean over the rows of a tile."""
-F47 = _scheme(4, 7, *_TEN)
+# Points are, from here on, those of all eighths or sixteenths that amplify least in the mean over the rows of a tile.
+_F44 = _level(4, 4, "1/4", "-1/4", "7/8", "-7/8", "7/4", "-7/4")
+F32_44 = Scheme(_F44, _level(3, 2, "0", "1", "-1"))
+"""For 7 taps in bfloat16, and of few output channels."""
+F42_44 = Scheme(_F44, _level(4, 2, "3/8", "-3/8", "5/4", "-5/4"))
 """For 7 taps."""
-F56 = _scheme(5, 6, *_TEN)
+F33_44 = Scheme(_F44, _level(3, 3, "3/8", "-3/8", "5/4", "-5/4"))
+"""For 11 taps in bfloat16."""
+F43_44 = Scheme(_F44, _level(4, 3, "0", "11/16", "-11/16", "3/2", "-3/2"))
 """For 11 taps."""
 
-SCHEMES = {s.name: s for s in (F43, F63, F44, F47, F56)}
+SCHEMES = {s.name: s for s in (F43, F63, F32_44, F42_44, F33_44, F43_44)}
 
 
 def _rows(stages: list[Matrix]) -> np.ndarray:
@@ -201,16 +243,20 @@ def _rows(stages: list[Matrix]) -> np.ndarray:
     return product
 
 
-def amplification(scheme: Scheme) -> float:
-    """How much larger than in a direct sum a rounding error is in the output, as a ratio of standard deviations.
+def power(level: Level) -> np.ndarray:
+    """How much larger than in a direct sum the power of a rounding error is in each output [m].
 
     Each product at point p is about ``|B'_p| |G_p|`` large where inputs and taps are uncorrelated, weighs ``A'_jp`` in row j, and
     carries relative errors like those of a direct product; a direct sum of r products is about ``sqrt(r)`` large.
     """
-    products = np.linalg.norm(_rows(scheme.input_stages), axis=1) * np.linalg.norm(
-        np.array(scheme.weight_transform, np.float64), axis=1
-    )
-    return float((np.linalg.norm(_rows(scheme.output_stages) * products, axis=1) / scheme.taps**0.5).max())
+    inputs, weights = _rows(level.input_stages), np.array(level.weight_transform, np.float64)
+    products = np.linalg.norm(inputs, axis=1) * np.linalg.norm(weights, axis=1)
+    return np.square(_rows(level.output_stages) * products).sum(axis=1) / level.taps
+
+
+def amplification(scheme: Scheme) -> float:
+    """``power`` of all levels in the worst row of a tile, as a ratio of standard deviations."""
+    return float(np.sqrt(power(scheme.inner).max() * power(scheme.outer).max()))
 
 
 def tolerance(scheme: Scheme, products: str = "float32") -> float:
@@ -232,18 +278,18 @@ def scheme_for(conv: Conv1d) -> Scheme | None:
     rounded = conv.products == "bfloat16"
     if conv.c_out < 64:
         # The last layer: more transforms than products, so fewer points cost little, and no later layer dilutes its errors.
-        return F44 if conv.taps == 7 and not rounded else None
+        return F32_44 if conv.taps == 7 and not rounded else None
     if rounded:
         # Products cost half, transforms what they did, and rounding is magnified less by fewer points.
-        return {3: F43, 7: F44, 11: F44}.get(conv.taps)
-    return {3: F63 if conv.c_in <= NEAR else F43, 7: F47, 11: F56}.get(conv.taps)
+        return {3: F43, 7: F32_44, 11: F33_44}.get(conv.taps)
+    return {3: F63 if conv.c_in <= NEAR else F43, 7: F42_44, 11: F43_44}.get(conv.taps)
 
 
 def candidates(conv: Conv1d) -> list[Scheme]:
-    """Every scheme for a convolution that this kernel can compute: those whose segments are full but for a tap."""
+    """Every scheme for a convolution that this kernel can compute."""
     if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32" or conv.taps < 3:
         return []
-    return [s for s in SCHEMES.values() if (s.taps == 3) == (conv.taps == 3) and -conv.taps % s.taps <= 1]
+    return [s for s in SCHEMES.values() if s.computes(conv.taps)]
 
 
 def choice(conv: Conv1d, tile: Tile) -> Scheme | None:
@@ -266,17 +312,15 @@ def layout(conv: Conv1d, scheme: Scheme) -> str:
 
 
 def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
-    """[C_out, C_in, K] to panels [ceil(C_out / width), products, C_in, width]: point by point, its segments in order.
+    """[C_out, C_in, K] to panels [ceil(C_out / width), products, C_in, width], point by point.
 
     Transformed in float64, rounded once.
     """
     c_out, c_in, taps = weight.shape
-    panels, segments = -(-c_out // width), scheme.segments(taps)
-    padded = np.zeros((panels * width, c_in, segments * scheme.taps))
+    panels = -(-c_out // width)
+    padded = np.zeros((panels * width, c_in, scheme.taps))
     padded[:c_out, :, :taps] = weight
-    segmented = padded.reshape(panels, width, c_in, segments, scheme.taps)
-    transform = np.array(scheme.weight_transform, np.float64)
-    values = np.einsum("nr,pwcsr->pnscw", transform, segmented).reshape(panels, -1, c_in, width)
+    values = np.einsum("nr,pwcr->pncw", scheme.weight_transform, padded.reshape(panels, width, c_in, scheme.taps), optimize=True)
     return np.ascontiguousarray(values[:, : scheme.products(taps)], weight.dtype)
 
 
@@ -298,15 +342,15 @@ def _emit(stages: list[Matrix], lanes: int, source: Source, store: Callable[[int
     """Emits the product of matrices with a vector of vectors: ``store(i, lane, value)`` takes the result."""
     for number, matrix in enumerate(stages):
         last = number + 1 == len(stages)
-        values = None if last else T.alloc_buffer((len(matrix) * lanes,), "float32")
+        values = None if last else registers(len(matrix), lanes)
         for i, row in enumerate(matrix):
             with T.vectorized(lanes) as j:
                 value = _combine(row, lambda k, j=j, source=source: source(k, j))
                 if last:
                     store(i, j, value)
                 else:
-                    T.buffer_store(values, value, [i * lanes + j])
-        source = lambda k, j, values=values: values[k * lanes + j]  # noqa: E731
+                    T.buffer_store(values[i], value, [j])
+        source = lambda k, j, values=values: values[k][j]  # noqa: E731
 
 
 def _dots(found: list[Any], lanes: int, pair: Callable[[int], Expr], weights: Callable[[int], Expr]) -> None:
@@ -329,7 +373,7 @@ def block_tiles(conv: Conv1d, tile: Tile, scheme: Scheme) -> int:
     if tile.scheme:
         return tile.block
     size = 2 if conv.products == "bfloat16" else 4
-    most = PACKED_BYTES // (scheme.size * scheme.grids(conv.taps) * conv.c_in * size) - scheme.ahead(conv.taps)
+    most = PACKED_BYTES // (scheme.size * conv.c_in * size)
     most = min(most, tile.block // 8) if conv.c_in <= NEAR else tile.block // 4
     return max(most // tile.rows, 1) * tile.rows
 
@@ -355,38 +399,39 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         raise ValueError(f"bfloat16 products need vectors of {bf16.LANES} float32, not {tile.lanes}")
     if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32":
         raise ValueError(f"no such scheme for strided or transposed convolutions or compensated sums: {conv}")
-    segments, grids = scheme.segments(conv.taps), scheme.grids(conv.taps)
+    if not scheme.computes(conv.taps):
+        raise ValueError(f"{scheme.name} is for {scheme.taps - 1} or {scheme.taps} taps, not {conv.taps}")
     c_in, c_out, dilation, padding, shift = conv.c_in, conv.c_out, conv.dilation, conv.padding_left, conv.residual_shift
     lanes, vectors, rows, width = tile.lanes, tile.vectors, tile.rows, tile.width
     lines = -(-width // LINE)
-    step = scheme.taps
+    inner, outer, nested = scheme.inner, scheme.outer, scheme.nested
     outputs, size, products = scheme.outputs, scheme.size, scheme.products(conv.taps)
     chunks, run = -(-c_in // CHUNK), scheme.chunk
     panels = -(-c_out // width)
     group = panel_group(panels, tile)
     groups = panels // group
-    block, ahead = block_tiles(conv, tile, scheme), scheme.ahead(conv.taps)
+    block = block_tiles(conv, tile, scheme)
     body, tail = c_in // lanes, c_in % lanes
     channels = -(-c_in // lanes)
     half, wide = conv.products == "bfloat16", 2 * lanes
     stored = channels * lanes // 2 if half else channels * lanes  # words of a transformed row
     words, columns = (-(-c_in // 2), 2 * width) if half else (c_in, width)  # of a point's weights
     pitch = (-(-stored // LINE) | 1) * LINE  # an odd number of lines: rows of a register tile meet in no set of a cache
-    ring = 1 << (size - 1).bit_length()  # rows; a tile's rows and those of the next
+    ring = 1 << (inner.size - 1).bit_length()  # rows; a block's rows and those of the next
+    shelf = 1 << (outer.size - 1).bit_length()  # blocks; a tile's blocks and those of the next
     whole = c_out % width == 0
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
-    to_points, to_rows = scheme.input_stages, scheme.output_stages
 
     def micro_kernel(rows):
         """What computes a register tile of so many rows."""
 
         @T.macro
-        def multiply(b, p, tile_of, first, phase, m, panel, V, W, R, R2, Y, P):
+        def multiply(b, p, tile_of, start, m, panel, V, W, R, R2, Y, P):
             """Of the products at point ``p``, those of the tiles from ``tile_of`` on."""
             column: T.let[T.int64] = panel * width
             if p < outputs:
                 for r in T.unroll(rows):
-                    t: T.let[T.int64] = phase + ((first + tile_of + r) * outputs + p) * dilation
+                    t: T.let[T.int64] = start[tile_of + r] + p * dilation
                     if t < m:
                         for line in T.unroll(lines):
                             fetch(Y[b, t, column + line * LINE], True)
@@ -395,14 +440,13 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                             if conv.residuals > 1:
                                 fetch(R2[b, t, column + line * LINE])
             total = registers(rows * vectors, lanes)
-            for s in range(T.min(products - p * segments, segments)):
-                from_tile: T.let[T.int64] = tile_of + s * step // outputs
+            if p < products:
                 if half:
                     for c in range(words):
-                        fetch_row(W, columns, panel, p * segments + s, c + AHEAD)
+                        fetch_row(W, columns, panel, p, c + AHEAD)
                         _dots(
-                            total, lanes, lambda i: V[p, s % grids, from_tile + i // vectors, c],
-                            lambda i: W[panel, p * segments + s, c, T.ramp(i % vectors * wide, 1, wide)],
+                            total, lanes, lambda i: V[p, tile_of + i // vectors, c],
+                            lambda i: W[panel, p, c, T.ramp(i % vectors * wide, 1, wide)],
                         )
                 else:
                     for chunk in range(T.int64(chunks)):
@@ -411,10 +455,10 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                             acc = registers(rows * vectors, lanes)
                             begin: T.let[T.int64] = chunk * CHUNK + short * run
                             for c in range(_extent(c_in, begin, run)):
-                                fetch_row(W, columns, panel, p * segments + s, begin + c + AHEAD)
+                                fetch_row(W, columns, panel, p, begin + c + AHEAD)
                                 each(acc, lanes, lambda i, j: T.fma(
-                                    V[p, s % grids, from_tile + i // vectors, begin + c],
-                                    W[panel, p * segments + s, begin + c, i % vectors * lanes + j],
+                                    V[p, tile_of + i // vectors, begin + c],
+                                    W[panel, p, begin + c, i % vectors * lanes + j],
                                     acc[i][j],
                                 ))
                             each(part, lanes, lambda i, j: part[i][j] + acc[i][j])
@@ -427,110 +471,148 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
 
     sizes = [(size.rows, micro_kernel(size.rows)) for size in (replace(tile, ends=ENDS) if c_in > NEAR else tile).sizes]
 
+    def transform(level, source, point, i, c, V):
+        """Stores a level's values at its points, from ``point`` on."""
+        if half:
+            values = registers(level.size, lanes)
+            _emit(level.input_stages, lanes, source, lambda p, j, value: T.buffer_store(values[p], value, [j]))
+            for p, value in enumerate(values):
+                words = bf16.round_pairs(value[T.ramp(0, 1, lanes)])
+                T.buffer_store(V, words, [point + p, i, T.ramp(c * (lanes // 2), 1, lanes // 2)])
+        else:
+            _emit(
+                level.input_stages, lanes, source,
+                lambda p, j, value: T.buffer_store(V, value, [point + p, i, c * lanes + j]),
+            )  # fmt: skip
+
+    @T.macro
+    def write(values, b, row, m, column, bias, R, R2, Y):
+        """Output rows from ``row`` on, of one block of a tile, whose values at the points of the inner level these are."""
+        y = T.alloc_buffer((inner.outputs * width,), "float32")
+        for v in T.unroll(vectors):
+            _emit(
+                inner.output_stages, lanes, lambda p, j: values(p, v * lanes + j),
+                lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
+            )
+        for q in T.unroll(inner.outputs):
+            t: T.let[T.int64] = row + q * dilation
+            if t < m:
+                if has_bias:
+                    for v in T.unroll(vectors):
+                        for j in T.vectorized(lanes):
+                            y[q * width + v * lanes + j] = y[q * width + v * lanes + j] + bias[column + v * lanes + j]
+                if whole:
+                    for v in T.unroll(vectors):
+                        for j in T.vectorized(lanes):
+                            Y[b, t, column + v * lanes + j] = finish(
+                                conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
+                                R2[b, t, column + v * lanes + j],
+                            )
+                else:
+                    for j in range(T.min(c_out - column, width)):
+                        Y[b, t, column + j] = finish(
+                            conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
+                        )
+
+    @T.macro
+    def take(b, row, n, slot, S, X, coef, alpha):
+        """One input row with its prologue, zeros beyond the input's ends."""
+        if row >= 0 and row < n:
+            for c in range(body):
+                for j in T.vectorized(lanes):
+                    S[slot, c * lanes + j] = activate(
+                        conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
+                        alpha[0, c * lanes + j], alpha[1, c * lanes + j],
+                    )
+            for j in range(tail):
+                S[slot, body * lanes + j] = activate(
+                    conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
+                    alpha[0, body * lanes + j], alpha[1, body * lanes + j],
+                )
+        else:
+            for c in range(channels):
+                for j in T.vectorized(lanes):
+                    S[slot, c * lanes + j] = T.float32(0)
+
     @T.macro
     def block_of(task, b, n, m, shares, X, W, bias, coef, alpha, R, R2, Y):
-        """All outputs of one block of tiles of one phase, in some panels."""
+        """All outputs of one block of tiles, in some panels."""
         blocks: T.let[T.int64] = shares[0]
         step_of: T.let[T.int64] = shares[1]
-        phase: T.let[T.int64] = task % dilation
-        number: T.let[T.int64] = task // dilation % blocks
-        place = T.alloc_buffer((4,), "int64")  # numbers that TVM's simplifier takes twice as long for where it sees what they are
-        place[0] = block_begin(number, blocks, step_of, phase) * rows
+        of_phase: T.let[T.int64] = shares[2]
+        place = T.alloc_buffer((5,), "int64")  # numbers that TVM's simplifier takes twice as long for where it sees what they are
+        place[0] = block_begin(task % blocks, blocks, step_of, 0) * rows
         first: T.let[T.int64] = place[0]
-        place[1] = block_begin(number + 1, blocks, step_of, phase) * rows - first
-        most: T.let[T.int64] = place[1]
-        left: T.let[T.int64] = T.max((m - phase + dilation - 1) // dilation - first * outputs, 0)
-        place[2] = T.min((left + outputs - 1) // outputs, most)
-        tiles: T.let[T.int64] = place[2]
+        place[1] = T.min(block_begin(task % blocks + 1, blocks, step_of, 0) * rows, of_phase * dilation) - first
+        tiles: T.let[T.int64] = place[1]
         register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
         full: T.let[T.int64] = (register_tiles - 1) * rows
-        place[3] = full + _rounded(sizes, tiles - full)
-        wanted: T.let[T.int64] = place[3]
+        place[2] = first + full + _rounded(sizes, tiles - full)
+        end: T.let[T.int64] = place[2]
+        start = T.alloc_buffer((block,), "int64")  # the first output row of each tile
         S = T.alloc_buffer((ring, channels * lanes), "float32")
-        V = T.alloc_buffer((size, grids, block + ahead, pitch), "int32" if half else "float32")
+        U = T.alloc_buffer((shelf, inner.size, channels * lanes), "float32")
+        V = T.alloc_buffer((size, block, pitch), "int32" if half else "float32")
         P = T.alloc_buffer((size, block, width), "float32")
+        Q = T.alloc_buffer((inner.size, outer.outputs, width), "float32")
         if tail > 0:
             for r in range(ring):
                 for j in T.vectorized(lanes):
                     S[r, body * lanes + j] = T.float32(0)
-        for r in range((wanted - 1) * outputs + (segments - 1) * scheme.taps + size):
-            row: T.let[T.int64] = phase + (first * outputs + r) * dilation - padding
-            slot: T.let[T.int64] = r % ring
-            if row >= 0 and row < n:
-                for c in range(body):
-                    for j in T.vectorized(lanes):
-                        S[slot, c * lanes + j] = activate(
-                            conv, X[b, row, c * lanes + j], coef[b, 0, c * lanes + j], coef[b, 1, c * lanes + j],
-                            alpha[0, c * lanes + j], alpha[1, c * lanes + j],
-                        )
-                for j in range(tail):
-                    S[slot, body * lanes + j] = activate(
-                        conv, X[b, row, body * lanes + j], coef[b, 0, body * lanes + j], coef[b, 1, body * lanes + j],
-                        alpha[0, body * lanes + j], alpha[1, body * lanes + j],
-                    )
-            else:
-                for c in range(channels):
-                    for j in T.vectorized(lanes):
-                        S[slot, c * lanes + j] = T.float32(0)
-            for grid in range(grids):
-                start: T.let[T.int64] = r + 1 - size - grid * step % outputs
-                i: T.let[T.int64] = start // outputs
-                if start == i * outputs and i >= 0 and i < wanted + ahead:
+        for phase in range(first // of_phase, (end + of_phase - 1) // of_phase):
+            # Tiles of one phase follow one another, and behind the last phase's something is in their place that no one needs.
+            place[3] = T.max(first, phase * of_phase)
+            place[4] = T.min(end, (phase + 1) * of_phase) - place[3]
+            begin: T.let[T.int64] = place[3]
+            top: T.let[T.int64] = phase + (begin - phase * of_phase) * outputs * dilation
+            at: T.let[T.int64] = begin - first
+            for i in range(place[4]):
+                start[at + i] = top + i * outputs * dilation
+            for r in range((scheme.blocks(place[4]) - 1) * inner.outputs + inner.size):
+                row: T.let[T.int64] = top + r * dilation - padding
+                take(b, row, n, r % ring, S, X, coef, alpha)
+                oldest: T.let[T.int64] = r + 1 - inner.size
+                k: T.let[T.int64] = oldest // inner.outputs
+                if oldest == k * inner.outputs and k >= 0:
                     for c in range(channels):
-                        D = T.alloc_buffer((size * lanes,), "float32")
-                        for k in T.unroll(size):
-                            for j in T.vectorized(lanes):
-                                D[k * lanes + j] = S[(r + 1 - size + k) % ring, c * lanes + j]
-                        if half:
-                            E = T.alloc_buffer((size * lanes,), "float32")
+                        found = registers(inner.size, lanes)
+                        each(found, lanes, lambda q, j: S[(oldest + q) % ring, c * lanes + j])
+                        if nested:
                             _emit(
-                                to_points, lanes, lambda k, j: D[k * lanes + j],
-                                lambda p, j, value: T.buffer_store(E, value, [p * lanes + j]),
+                                inner.input_stages, lanes, lambda q, j: found[q][j],
+                                lambda p, j, value: T.buffer_store(U, value, [k % shelf, p, c * lanes + j]),
                             )
-                            for p in T.unroll(size):
-                                V[p, grid, i, T.ramp(c * (lanes // 2), 1, lanes // 2)] = bf16.round_pairs(
-                                    E[T.ramp(p * lanes, 1, lanes)]
-                                )
                         else:
-                            _emit(
-                                to_points, lanes, lambda k, j: D[k * lanes + j],
-                                lambda p, j, value: T.buffer_store(V, value, [p, grid, i, c * lanes + j]),
-                            )
+                            transform(inner, lambda q, j: found[q][j], 0, at + k, c, V)
+                    if nested:
+                        head: T.let[T.int64] = k + 1 - outer.size
+                        i: T.let[T.int64] = head // outer.outputs
+                        if head == i * outer.outputs and i >= 0:
+                            for p in range(inner.size):
+                                for c in range(channels):
+                                    transform(
+                                        outer, lambda q, j: U[(head + q) % shelf, p, c * lanes + j],
+                                        p * outer.size, at + i, c, V,
+                                    )  # fmt: skip
         for g in range(group):
-            panel: T.let[T.int64] = task // (dilation * blocks) * group + g
+            panel: T.let[T.int64] = task // blocks * group + g
             column: T.let[T.int64] = panel * width
             for p in range(size):
                 for register_tile in range(register_tiles):
                     tile_of: T.let[T.int64] = register_tile * rows
-                    smallest(sizes, tiles - tile_of, b, p, tile_of, first, phase, m, panel, V, W, R, R2, Y, P)
+                    smallest(sizes, tiles - tile_of, b, p, tile_of, start, m, panel, V, W, R, R2, Y, P)
             for i in range(tiles):
-                y = T.alloc_buffer((outputs * width,), "float32")
-                for v in T.unroll(vectors):
-                    _emit(
-                        to_rows, lanes, lambda p, j: P[p, i, v * lanes + j],
-                        lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
-                    )
-                for q in T.unroll(outputs):
-                    t: T.let[T.int64] = phase + ((first + i) * outputs + q) * dilation
-                    if t < m:
-                        if has_bias:
-                            for v in T.unroll(vectors):
-                                for j in T.vectorized(lanes):
-                                    y[q * width + v * lanes + j] = (
-                                        y[q * width + v * lanes + j] + bias[column + v * lanes + j]
-                                    )
-                        if whole:
-                            for v in T.unroll(vectors):
-                                for j in T.vectorized(lanes):
-                                    Y[b, t, column + v * lanes + j] = finish(
-                                        conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
-                                        R2[b, t, column + v * lanes + j],
-                                    )
-                        else:
-                            for j in range(T.min(c_out - column, width)):
-                                Y[b, t, column + j] = finish(
-                                    conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
-                                )
+                if nested:
+                    for p in range(inner.size):
+                        for v in T.unroll(vectors):
+                            _emit(
+                                outer.output_stages, lanes, lambda q, j: P[p * outer.size + q, i, v * lanes + j],
+                                lambda q, j, value: T.buffer_store(Q, value, [p, q, v * lanes + j]),
+                            )
+                    for q in range(outer.outputs):
+                        write(lambda p, j: Q[p, q, j], b, start[i] + q * inner.outputs * dilation, m, column, bias, R, R2, Y)
+                else:
+                    write(lambda p, j: P[p, i, j], b, start[i], m, column, bias, R, R2, Y)
 
     @T.prim_func
     def winograd(
@@ -554,18 +636,18 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         if half:
             T.attr(0, "pragma_import_llvm", bf16.LLVM)
         T.attr(0, "pragma_import_llvm", LLVM)
-        shares = T.alloc_buffer((2,), "int64")
+        shares = T.alloc_buffer((3,), "int64")
         taken = T.alloc_buffer((RUNS + 1,), "int64")
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
             longest: T.let[T.int64] = (m + dilation - 1) // dilation
-            all_tiles: T.let[T.int64] = (longest + outputs - 1) // outputs
-            units: T.let[T.int64] = (all_tiles + rows - 1) // rows
-            shares[0] = block_count(units, block // rows, groups * dilation)
+            shares[2] = T.max((longest + outputs - 1) // outputs, 1)
+            units: T.let[T.int64] = (shares[2] * dilation + rows - 1) // rows
+            shares[0] = block_count(units, block // rows, groups)
             shares[1] = block_step(units, shares[0])
             parallel_tasks(
-                groups * dilation * shares[0], taken,
+                groups * shares[0], taken,
                 lambda task: block_of(task, b, n, m, shares, X, W, bias, coef, alpha, R, R2, Y),
             )  # fmt: skip
 

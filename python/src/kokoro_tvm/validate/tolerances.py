@@ -59,9 +59,11 @@ AUDIO_CHAINED = Tolerance(
     "F0 rounded to float32 leaves 35 dB, F0 at 100 dB 10 to 25, as bins at ±π flip (all in float64); other noise -1 dB",
 )
 
-_F43, _F44 = 6.0, 15.9
-"""What ``winograd.F43`` (3 taps) and ``F44`` (7 and 11) multiply the power of rounding errors by, compared with a direct sum: the
-mean over a tile's rows of the square of what ``winograd.amplification`` takes the largest of."""
+_AMPLIFICATION_BF16 = {3: 6.0, 7: 15.4, 11: 24.3}
+"""Taps to what the scheme for bfloat16 products multiplies the power of rounding errors by, compared with a direct sum: the mean
+over a tile's rows of the square of what ``winograd.amplification`` takes the largest of."""
+_TRUNK_BF16 = 10 * _AMPLIFICATION_BF16[3]
+_GENERATOR_BF16 = 6 * _AMPLIFICATION_BF16[7] + 12 * _AMPLIFICATION_BF16[11]
 
 
 def _rounded(name: str, amplification: float, reason: str) -> Tolerance:
@@ -82,9 +84,9 @@ def _rounded(name: str, amplification: float, reason: str) -> Tolerance:
 
 
 _ROUNDED_BF16 = {
-    TRUNK: _rounded("decoder blocks", 10 * _F43, "ten layers of three taps in a row"),
-    GENERATOR: _rounded("generator", 18 * _F44, "a noise block and a residual block at either rate in a row, six layers each"),
-    DECODER: _rounded("decoder", 10 * _F43 + 18 * _F44, "the layers of trunk and generator in a row"),
+    TRUNK: _rounded("decoder blocks", _TRUNK_BF16, "ten layers of three taps in a row"),
+    GENERATOR: _rounded("generator", _GENERATOR_BF16, "the first noise block and a residual block at either rate in a row"),
+    DECODER: _rounded("decoder", _TRUNK_BF16 + _GENERATOR_BF16, "the layers of trunk and generator in a row"),
 }
 
 _HALF_DB = 55.0
@@ -114,7 +116,7 @@ _OPERATORS = {
     "harmonic_source": Tolerance("harmonic source", 120.0, "float64 inside, float32 noise added"),
     "stft": Tolerance("STFT", 95.0, "float64 inside; phases of ±π are compared as they are, not modulo 2π"),
 }
-_CONVOLUTION_BF16 = _rounded("convolution", _F44, "magnified by transforms along time")
+_CONVOLUTION_BF16 = _rounded("convolution", max(_AMPLIFICATION_BF16.values()), "magnified by transforms along time")
 _MOVES = Tolerance("copy", math.inf, "moves values")
 _OTHER = Tolerance("operator", 120.0, "a few float32 operations per value")
 
