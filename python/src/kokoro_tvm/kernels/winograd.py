@@ -40,8 +40,8 @@ from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, bloc
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
-PACKED_BYTES = 384 * 1024
-"""Most that the transformed input of one task takes: with the weights of one point beside it, it stays in 512 KiB."""
+PACKED_BYTES = 768 * 1024
+"""Most that the transformed input of one task takes. Beyond the level-2 cache it costs less than reading weights more often."""
 NEAR = 256
 """Input channels above which weights are so many that reading them seldom is worth more than a transformed input nearby."""
 ENDS = (2, 4)
