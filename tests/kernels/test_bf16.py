@@ -31,6 +31,10 @@ CASES = {
     "generator": Conv1d(
         128, 128, 11, padding_left=5, padding_right=5, affine=True, prologue="snake", residuals=1, products="bfloat16"
     ),
+    "transposed_reflect": Conv1d(
+        64, 64, 2, padding_left=1, padding_right=1, phases=6, crop=3, reflect=1, prologue="leaky", slope=0.1, residuals=1,
+        products="bfloat16",
+    ),
     "two_residuals": replace(PLAIN, taps=7, padding_left=3, padding_right=3, residuals=2, scale=1 / 3),
 }
 
@@ -40,7 +44,7 @@ WHOLE = winograd.Scheme(winograd.F32_44.inner, winograd._level(2, 3, "0", "1", "
 
 
 def _scheme(conv):
-    return {3: winograd.F43, 7: winograd.F32_44, 11: winograd.F33_44}[conv.taps]
+    return {2: winograd.F32, 3: winograd.F43, 7: winograd.F32_44, 11: winograd.F33_44}[conv.taps]
 
 
 def _packed(weight, scheme):
@@ -159,7 +163,7 @@ def test_validators_allow_for_the_rounding_of_factors_alone(taps):
     assert not floor.passes(compare(_emulated(conv, _scheme(conv), x, weight, _sums_in_bfloat16), exact))
 
 
-@pytest.mark.parametrize("taps", [3, 7, 11])
+@pytest.mark.parametrize("taps", [2, 3, 7, 11])
 def test_validators_know_the_transforms(taps):
     scheme = _scheme(replace(PLAIN, taps=taps))
     mean = winograd.power(scheme.inner).mean() * winograd.power(scheme.outer).mean()
@@ -169,34 +173,13 @@ def test_validators_know_the_transforms(taps):
 @RUNS
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_direct_twin_at_any_length(wide, name):
-    conv, width = CASES[name], tiles.AVX512.width
+    conv = CASES[name]
     scheme = _scheme(conv)
     tile = scheme.outputs * conv.dilation
     task = winograd.block_tiles(conv, wide.tile, scheme) * tile
     lengths = [tile + 1, 1, task + 1, tile * wide.tile.rows, tile - 1]
-    x = wide.ragged(lengths, conv.c_in)
-    weight = wide.normal(conv.c_out, conv.c_in, conv.taps)
-    bias = wide.normal(conv.c_out) if conv.bias else None
-    coef = wide.normal(len(lengths), 2, conv.c_in) if conv.affine else None
-    alpha = np.ones((2, conv.c_in), np.float32) if conv.prologue == "snake" else None
-    residuals = [wide.ragged(lengths, conv.c_out) for _ in range(conv.residuals)]
-    optional = [
-        None if bias is None else conv1d.pack_bias(bias, width), None if coef is None else wide.PerSample(coef), alpha, *residuals
-    ]  # fmt: skip
-    wide.check(
-        winograd.kernel(conv, wide.tile, scheme),
-        [x, wide.LENGTHS, _packed(weight, scheme), *(a for a in optional if a is not None)],
-        lengths,
-        wide.Output(lambda n: (n, conv.c_out)),
-        [
-            conv1d.reference(
-                conv, s[None], [len(s)], weight, bias, None if coef is None else coef[b : b + 1], alpha,
-                tuple(r.samples[b][None] for r in residuals),
-            )[0]
-            for b, s in enumerate(x.samples)
-        ],
-        winograd.tolerance(scheme, "bfloat16"),
-    )  # fmt: skip
+    kernel = winograd.kernel(conv, wide.tile, scheme)
+    wide.check_convolution(conv, lengths, kernel, lambda w: _packed(w, scheme), winograd.tolerance(scheme, "bfloat16"))
 
 
 def test_code_is_the_instruction_without_spills():

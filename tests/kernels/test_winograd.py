@@ -27,11 +27,16 @@ CASES = {
     "gelu": Conv1d(64, 50, 3, padding_left=1, padding_right=1, epilogue="gelu"),
     "residual": Conv1d(22, 64, 3, padding_left=1, padding_right=1, residuals=1, scale=0.5**0.5),
     "two_residuals": Conv1d(22, 50, 11, padding_left=5, padding_right=5, residuals=2, scale=1 / 3),
+    "transposed_10": Conv1d(22, 64, 2, padding_left=1, padding_right=1, phases=10, crop=5, prologue="leaky", slope=0.1),
+    "transposed_6_reflect": Conv1d(22, 64, 2, padding_left=1, padding_right=1, phases=6, crop=3, reflect=1, residuals=1),
+    "transposed_many": Conv1d(300, 64, 2, padding_left=1, padding_right=1, phases=4, crop=2, bias=False),
     "shifted_residual": Conv1d(22, 64, 3, padding_left=1, padding_right=1, residuals=1, residual_shift=1),
 }  # fmt: skip
 
 
 def _scheme(conv):
+    if conv.phases > 1:
+        return winograd.F32
     return winograd.F63 if conv.taps <= 3 else winograd.F42_44 if conv.taps <= 8 else winograd.F43_44
 
 
@@ -141,12 +146,24 @@ def test_packed_weight_is_the_transform_rounded_once(harness, taps):
         assert not panels[20:].any()
 
 
+@pytest.mark.parametrize("stride", [2, 3])
+def test_packed_weight_of_a_transposed_convolution(harness, stride):
+    """Phase r of the output has the taps r, r + stride, ... in reverse."""
+    weight = harness.normal(6, 32, 2 * stride)
+    packed = pack(f"winograd:3,2/{stride}", weight, harness.tile)
+    for r in range(stride):
+        taps = weight[:, :, r::stride][:, :, ::-1].transpose(1, 0, 2)
+        panels = -(-32 // harness.tile.width)
+        expected = winograd.pack_weight(np.ascontiguousarray(taps), winograd.F32, harness.tile.width)
+        np.testing.assert_array_equal(packed[r * panels : (r + 1) * panels], expected)
+
+
 def test_multiplications_saved():
     schemes = (
-        (winograd.F43, 3), (winograd.F63, 3), (winograd.F32_44, 7), (winograd.F42_44, 7), (winograd.F33_44, 11),
-        (winograd.F43_44, 11), (winograd.F43_44, 12),
+        (winograd.F32, 2), (winograd.F43, 3), (winograd.F63, 3), (winograd.F32_44, 7), (winograd.F42_44, 7),
+        (winograd.F33_44, 11), (winograd.F43_44, 11), (winograd.F43_44, 12),
     )  # fmt: skip
-    assert [s.products(k) / s.outputs for s, k in schemes] == [6 / 4, 8 / 6, 27 / 12, 34 / 16, 34 / 12, 41 / 16, 42 / 16]
+    assert [s.products(k) / s.outputs for s, k in schemes] == [4 / 3, 6 / 4, 8 / 6, 27 / 12, 34 / 16, 34 / 12, 41 / 16, 42 / 16]
 
 
 @pytest.mark.parametrize("scheme", winograd.SCHEMES.values(), ids=lambda s: s.name)
@@ -169,9 +186,11 @@ def test_amplification_is_what_rounded_products_show(scheme):
 
 def test_what_it_cannot_do_is_refused(harness):
     plain = Conv1d(64, 64, 3, padding_left=1, padding_right=1)
-    for conv in (replace(plain, stride=2), replace(plain, phases=2), replace(plain, accumulate="compensated")):
+    for conv in (replace(plain, stride=2), replace(plain, accumulate="compensated")):
         with pytest.raises(ValueError, match="strided"):
             winograd.kernel(conv, harness.tile, winograd.F63)
+    with pytest.raises(ValueError, match="no multiple of the tile width"):
+        winograd.kernel(replace(plain, taps=2, c_out=50, phases=2), harness.tile, winograd.F32)
     with pytest.raises(ValueError, match="for 11 or 12 taps, not 7"):
         winograd.kernel(replace(plain, taps=7), harness.tile, winograd.F43_44)
 
@@ -197,6 +216,9 @@ def test_blocks_as_long_as_segments():
         (Conv1d(128, 128, 7, products="bfloat16"), winograd.F32_44),
         (Conv1d(128, 128, 11, products="bfloat16"), winograd.F33_44),
         (Conv1d(256, 1, 7), None),
+        (Conv1d(512, 256, 2, phases=10), winograd.F32),
+        (Conv1d(512, 256, 2, phases=10, products="bfloat16"), winograd.F32),
+        (Conv1d(512, 256, 4, phases=5), None),
         (Conv1d(22, 256, 12, stride=6), None),
     ],
 )

@@ -122,14 +122,19 @@ def pack_weight(weight: np.ndarray, width: int) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(panels, width, c_in, taps).transpose(0, 3, 2, 1))
 
 
-def pack_transposed_weight(weight: np.ndarray, stride: int, width: int) -> np.ndarray:
-    """[C_in, C_out, K] of a transposed convolution to panels [stride * C_out / width, K / stride, C_in, width].
+def phase_weights(weight: np.ndarray, stride: int) -> np.ndarray:
+    """[C_in, C_out, K] of a transposed convolution to [stride * C_out, C_in, K / stride].
 
     Phase r of the output, rows q * stride + r, is an ordinary convolution with the taps r, r + stride, ... in reverse.
     """
     c_in, c_out, taps = weight.shape
     phases = weight.reshape(c_in, c_out, taps // stride, stride)[:, :, ::-1]
-    return pack_weight(phases.transpose(3, 1, 0, 2).reshape(stride * c_out, c_in, taps // stride), width)
+    return phases.transpose(3, 1, 0, 2).reshape(stride * c_out, c_in, taps // stride)
+
+
+def pack_transposed_weight(weight: np.ndarray, stride: int, width: int) -> np.ndarray:
+    """[C_in, C_out, K] of a transposed convolution to panels [stride * C_out / width, K / stride, C_in, width]."""
+    return pack_weight(phase_weights(weight, stride), width)
 
 
 def pack_bias(bias: np.ndarray, width: int) -> np.ndarray:

@@ -31,9 +31,9 @@ _PACKERS: dict[str, Packer] = {
 def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     """Applies a layout: a name of ``_PACKERS``, ``transposed:<stride>`` or the name of a ``winograd.Scheme``.
 
-    ``winograd-bf16`` is ``winograd`` in pairs of bfloat16.
+    ``/<stride>`` behind a scheme is for a transposed convolution; ``winograd-bf16`` is ``winograd`` in pairs of bfloat16.
 
-    ``@<width>`` behind it asks for panels of another width than the tile's.
+    ``@<width>`` behind it all asks for panels of another width than the tile's.
 
     Raises:
         KeyError: There is no such layout.
@@ -46,8 +46,9 @@ def pack(layout: str, weight: np.ndarray, tile: Tile | MetalTile) -> np.ndarray:
     name, _, argument = layout.partition(":")
     if name == "transposed":
         return conv1d.pack_transposed_weight(weight, int(argument), tile.width)
-    if name == "winograd":
-        return winograd.pack_weight(weight, winograd.SCHEMES[layout], tile.width)
-    if name == "winograd-bf16":
-        return bf16.pack_pairs(winograd.pack_weight(weight, winograd.SCHEMES[f"winograd:{argument}"], tile.width))
+    if name in ("winograd", "winograd-bf16"):
+        scheme, _, stride = argument.partition("/")
+        weight = conv1d.phase_weights(weight, int(stride)) if stride else weight
+        panels = winograd.pack_weight(weight, winograd.SCHEMES[f"winograd:{scheme}"], tile.width)
+        return bf16.pack_pairs(panels) if name == "winograd-bf16" else panels
     return np.ascontiguousarray(_PACKERS[name](weight, tile))

@@ -1,8 +1,8 @@
 """The convolution of ``conv1d`` with fewer multiplications: Toom-Cook (Winograd) along time.
 
 What it is: another kernel for the same ``Conv1d``, with the same promises about lengths, threads and batches; more than twice as
-fast where the arithmetic counts, at the price of some accuracy (see ``tolerance``). What it is not: for strided or transposed
-convolutions, single taps, or compensated sums.
+fast where the arithmetic counts, at the price of some accuracy (see ``tolerance``). What it is not: for strided convolutions,
+single taps, or compensated sums.
 
 F(m, r) computes m output rows of r taps from n = m + r - 1 input rows d with n products: y = A' [(G g) * (B' d)], where B' d are
 the values of a polynomial at n points. Every value is a vector over channels, so at each point the product is a matrix product
@@ -219,11 +219,13 @@ class Scheme:
 
 F43 = Scheme(_level(4, 3, "0", "1/2", "-1/2", "3/2", "-3/2"))
 """For 3 taps of many channels, where reading weights costs as much as multiplying them."""
+F32 = Scheme(_level(3, 2, "0", "1", "-1"))
+"""For 2 taps, which each phase of a transposed convolution has."""
 F63 = Scheme(_level(6, 3, "0", "1", "-1", "2", "-2", "1/2", "-1/2"))
 """For 3 taps."""
 # Points are, from here on, those of all eighths or sixteenths that amplify least in the mean over the rows of a tile.
 _F44 = _level(4, 4, "1/4", "-1/4", "7/8", "-7/8", "7/4", "-7/4")
-F32_44 = Scheme(_F44, _level(3, 2, "0", "1", "-1"))
+F32_44 = Scheme(_F44, F32.inner)
 """For 7 taps in bfloat16, and of few output channels."""
 F42_44 = Scheme(_F44, _level(4, 2, "3/8", "-3/8", "5/4", "-5/4"))
 """For 7 taps."""
@@ -232,7 +234,7 @@ F33_44 = Scheme(_F44, _level(3, 3, "3/8", "-3/8", "5/4", "-5/4"))
 F43_44 = Scheme(_F44, _level(4, 3, "0", "11/16", "-11/16", "3/2", "-3/2"))
 """For 11 taps."""
 
-SCHEMES = {s.name: s for s in (F43, F63, F32_44, F42_44, F33_44, F43_44)}
+SCHEMES = {s.name: s for s in (F32, F43, F63, F32_44, F42_44, F33_44, F43_44)}
 
 
 def _rows(stages: list[Matrix]) -> np.ndarray:
@@ -272,9 +274,10 @@ def tolerance(scheme: Scheme, products: str = "float32") -> float:
 
 def scheme_for(conv: Conv1d) -> Scheme | None:
     """The scheme that pays for a convolution, None where the direct one is as fast or more exact sums are asked for."""
-    plain = conv.stride == 1 and conv.phases == 1 and not conv.reflect and conv.accumulate == "float32"
-    if not plain or conv.c_in < 64 or conv.c_out < 16:
+    if conv.stride != 1 or conv.accumulate != "float32" or conv.c_in < 64 or conv.c_out < 16:
         return None
+    if conv.phases > 1:
+        return F32 if conv.taps == 2 else None
     rounded = conv.products == "bfloat16"
     if conv.c_out < 64:
         # The last layer: more transforms than products, so fewer points cost little, and no later layer dilutes its errors.
@@ -287,7 +290,7 @@ def scheme_for(conv: Conv1d) -> Scheme | None:
 
 def candidates(conv: Conv1d) -> list[Scheme]:
     """Every scheme for a convolution that this kernel can compute."""
-    if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32" or conv.taps < 3:
+    if conv.stride != 1 or conv.accumulate != "float32" or conv.taps < 2:
         return []
     return [s for s in SCHEMES.values() if s.computes(conv.taps)]
 
@@ -308,7 +311,8 @@ def choice(conv: Conv1d, tile: Tile) -> Scheme | None:
 
 def layout(conv: Conv1d, scheme: Scheme) -> str:
     """The layout (``kernels.packing``) of a convolution's weight."""
-    return scheme.name.replace("winograd", "winograd-bf16") if conv.products == "bfloat16" else scheme.name
+    name = scheme.name.replace("winograd", "winograd-bf16") if conv.products == "bfloat16" else scheme.name
+    return f"{name}/{conv.phases}" if conv.phases > 1 else name
 
 
 def pack_weight(weight: np.ndarray, scheme: Scheme, width: int) -> np.ndarray:
@@ -397,8 +401,10 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     """
     if conv.products == "bfloat16" and tile.lanes != bf16.LANES:
         raise ValueError(f"bfloat16 products need vectors of {bf16.LANES} float32, not {tile.lanes}")
-    if conv.stride != 1 or conv.phases != 1 or conv.reflect or conv.accumulate != "float32":
-        raise ValueError(f"no such scheme for strided or transposed convolutions or compensated sums: {conv}")
+    if conv.stride != 1 or conv.accumulate != "float32":
+        raise ValueError(f"no such scheme for strided convolutions or compensated sums: {conv}")
+    if conv.phases > 1 and conv.c_out % tile.width:
+        raise ValueError(f"transposed convolution: {conv.c_out} channels are no multiple of the tile width {tile.width}")
     if not scheme.computes(conv.taps):
         raise ValueError(f"{scheme.name} is for {scheme.taps - 1} or {scheme.taps} taps, not {conv.taps}")
     c_in, c_out, dilation, padding, shift = conv.c_in, conv.c_out, conv.dilation, conv.padding_left, conv.residual_shift
@@ -408,8 +414,9 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     outputs, size, products = scheme.outputs, scheme.size, scheme.products(conv.taps)
     chunks, run = -(-c_in // CHUNK), scheme.chunk
     panels = -(-c_out // width)
-    group = panel_group(panels, tile)
-    groups = panels // group
+    phases, crop, reflect = conv.phases, conv.crop, conv.reflect
+    group = panel_group(panels * phases, tile)
+    groups = panels * phases // group
     block = block_tiles(conv, tile, scheme)
     body, tail = c_in // lanes, c_in % lanes
     channels = -(-c_in // lanes)
@@ -428,11 +435,12 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         @T.macro
         def multiply(b, p, tile_of, start, m, panel, V, W, R, R2, Y, P):
             """Of the products at point ``p``, those of the tiles from ``tile_of`` on."""
-            column: T.let[T.int64] = panel * width
+            column: T.let[T.int64] = panel % panels * width
             if p < outputs:
                 for r in T.unroll(rows):
-                    t: T.let[T.int64] = start[tile_of + r] + p * dilation
-                    if t < m:
+                    position: T.let[T.int64] = start[tile_of + r] + p * dilation
+                    t: T.let[T.int64] = position * phases + panel // panels - crop + reflect
+                    if position < m:
                         for line in T.unroll(lines):
                             fetch(Y[b, t, column + line * LINE], True)
                             if conv.residuals > 0:
@@ -486,8 +494,23 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
             )  # fmt: skip
 
     @T.macro
-    def write(values, b, row, m, column, bias, R, R2, Y):
-        """Output rows from ``row`` on, of one block of a tile, whose values at the points of the inner level these are."""
+    def write_row(y, q, b, t, column, R, R2, Y):
+        """Row ``q`` of ``y``, epilogue applied, as output row ``t``."""
+        if whole:
+            for v in T.unroll(vectors):
+                for j in T.vectorized(lanes):
+                    Y[b, t, column + v * lanes + j] = finish(
+                        conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
+                        R2[b, t, column + v * lanes + j],
+                    )
+        else:
+            for j in range(T.min(c_out - column, width)):
+                Y[b, t, column + j] = finish(conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j])
+
+    @T.macro
+    def write(values, b, position, m, n_out, panel, bias, R, R2, Y):
+        """Output rows from ``position`` on, of one block of a tile, whose values at the points of the inner level these are."""
+        column: T.let[T.int64] = panel % panels * width
         y = T.alloc_buffer((inner.outputs * width,), "float32")
         for v in T.unroll(vectors):
             _emit(
@@ -495,24 +518,17 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                 lambda q, j, value: T.buffer_store(y, value, [q * width + v * lanes + j]),
             )
         for q in T.unroll(inner.outputs):
-            t: T.let[T.int64] = row + q * dilation
-            if t < m:
+            step: T.let[T.int64] = position + q * dilation
+            t: T.let[T.int64] = step * phases + panel // panels - crop
+            if step < m and t >= 0 and t < n_out:
                 if has_bias:
                     for v in T.unroll(vectors):
                         for j in T.vectorized(lanes):
                             y[q * width + v * lanes + j] = y[q * width + v * lanes + j] + bias[column + v * lanes + j]
-                if whole:
-                    for v in T.unroll(vectors):
-                        for j in T.vectorized(lanes):
-                            Y[b, t, column + v * lanes + j] = finish(
-                                conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
-                                R2[b, t, column + v * lanes + j],
-                            )
-                else:
-                    for j in range(T.min(c_out - column, width)):
-                        Y[b, t, column + j] = finish(
-                            conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j]
-                        )
+                write_row(y, q, b, t + reflect, column, R, R2, Y)
+                if reflect > 0:
+                    if t == 1:
+                        write_row(y, q, b, 0, column, R, R2, Y)
 
     @T.macro
     def take(b, row, n, slot, S, X, coef, alpha):
@@ -535,15 +551,15 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     S[slot, c * lanes + j] = T.float32(0)
 
     @T.macro
-    def block_of(task, b, n, m, shares, X, W, bias, coef, alpha, R, R2, Y):
+    def block_of(task, b, n, m, n_out, shares, X, W, bias, coef, alpha, R, R2, Y):
         """All outputs of one block of tiles, in some panels."""
         blocks: T.let[T.int64] = shares[0]
         step_of: T.let[T.int64] = shares[1]
-        of_phase: T.let[T.int64] = shares[2]
+        per_sequence: T.let[T.int64] = shares[2]
         place = T.alloc_buffer((5,), "int64")  # numbers that TVM's simplifier takes twice as long for where it sees what they are
         place[0] = block_begin(task % blocks, blocks, step_of, 0) * rows
         first: T.let[T.int64] = place[0]
-        place[1] = T.min(block_begin(task % blocks + 1, blocks, step_of, 0) * rows, of_phase * dilation) - first
+        place[1] = T.min(block_begin(task % blocks + 1, blocks, step_of, 0) * rows, per_sequence * dilation) - first
         tiles: T.let[T.int64] = place[1]
         register_tiles: T.let[T.int64] = (tiles + rows - 1) // rows
         full: T.let[T.int64] = (register_tiles - 1) * rows
@@ -559,12 +575,12 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
             for r in range(ring):
                 for j in T.vectorized(lanes):
                     S[r, body * lanes + j] = T.float32(0)
-        for phase in range(first // of_phase, (end + of_phase - 1) // of_phase):
-            # Tiles of one phase follow one another, and behind the last phase's something is in their place that no one needs.
-            place[3] = T.max(first, phase * of_phase)
-            place[4] = T.min(end, (phase + 1) * of_phase) - place[3]
+        for sequence in range(first // per_sequence, (end + per_sequence - 1) // per_sequence):
+            # Tiles of one of the interleaved sequences follow those of another; behind the last are some that no one needs.
+            place[3] = T.max(first, sequence * per_sequence)
+            place[4] = T.min(end, (sequence + 1) * per_sequence) - place[3]
             begin: T.let[T.int64] = place[3]
-            top: T.let[T.int64] = phase + (begin - phase * of_phase) * outputs * dilation
+            top: T.let[T.int64] = sequence + (begin - sequence * per_sequence) * outputs * dilation
             at: T.let[T.int64] = begin - first
             for i in range(place[4]):
                 start[at + i] = top + i * outputs * dilation
@@ -596,7 +612,6 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                     )  # fmt: skip
         for g in range(group):
             panel: T.let[T.int64] = task // blocks * group + g
-            column: T.let[T.int64] = panel * width
             for p in range(size):
                 for register_tile in range(register_tiles):
                     tile_of: T.let[T.int64] = register_tile * rows
@@ -610,9 +625,10 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                                 lambda q, j, value: T.buffer_store(Q, value, [p, q, v * lanes + j]),
                             )
                     for q in range(outer.outputs):
-                        write(lambda p, j: Q[p, q, j], b, start[i] + q * inner.outputs * dilation, m, column, bias, R, R2, Y)
+                        position: T.let[T.int64] = start[i] + q * inner.outputs * dilation
+                        write(lambda p, j: Q[p, q, j], b, position, m, n_out, panel, bias, R, R2, Y)
                 else:
-                    write(lambda p, j: P[p, i, j], b, start[i], m, column, bias, R, R2, Y)
+                    write(lambda p, j: P[p, i, j], b, start[i], m, n_out, panel, bias, R, R2, Y)
 
     @T.prim_func
     def winograd(
@@ -626,7 +642,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         T_res = T.int64()
         X = T.match_buffer(x_h, (B, T_in, c_in), "float32")
         L = T.match_buffer(lengths_h, (B,), "int64")
-        W = T.match_buffer(weight_h, (panels, products, words, columns), "uint16" if half else "float32")
+        W = T.match_buffer(weight_h, (panels * phases, products, words, columns), "uint16" if half else "float32")
         bias = T.match_buffer(bias_h, (panels * width,), "float32")
         coef = T.match_buffer(coef_h, (B, 2, c_in), "float32")
         alpha = T.match_buffer(alpha_h, (2, c_in), "float32")
@@ -641,6 +657,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         for b in range(B):
             n: T.let[T.int64] = L[b]
             m: T.let[T.int64] = conv.steps(n)
+            n_out: T.let[T.int64] = conv.output_rows(n) - reflect
             longest: T.let[T.int64] = (m + dilation - 1) // dilation
             shares[2] = T.max((longest + outputs - 1) // outputs, 1)
             units: T.let[T.int64] = (shares[2] * dilation + rows - 1) // rows
@@ -648,7 +665,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
             shares[1] = block_step(units, shares[0])
             parallel_tasks(
                 groups * shares[0], taken,
-                lambda task: block_of(task, b, n, m, shares, X, W, bias, coef, alpha, R, R2, Y),
+                lambda task: block_of(task, b, n, m, n_out, shares, X, W, bias, coef, alpha, R, R2, Y),
             )  # fmt: skip
 
     used = {"bias": has_bias, "coef": conv.affine, "alpha": has_alpha, "R": conv.residuals > 0, "R2": conv.residuals > 1}

@@ -184,10 +184,12 @@ def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
 
 def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     conv = _with_products(_conv_transpose1d_of(call, low.accumulate), low)
-    tile = low.tile_for(conv)
-    layout = _layout(f"transposed:{conv.phases}", conv)
+    tile, scheme = _measured(conv, low)
+    layout = winograd.layout(conv, scheme) if scheme else _layout(f"transposed:{conv.phases}", conv)
     weights = [low.packed(call["weight"], layout, tile), low.packed(call["bias"], "bias", tile)]
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
+    if scheme:
+        return low.call(_winograd_kernel(conv, tile, scheme), "winograd_transpose", arguments, call.type)
     return low.call(_conv1d_kernel(conv, tile), "conv_transpose1d", arguments, call.type)
 
 
