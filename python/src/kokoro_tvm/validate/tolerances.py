@@ -116,15 +116,18 @@ _OPERATORS = {
     "harmonic_source": Tolerance("harmonic source", 120.0, "float64 inside, float32 noise added"),
     "stft": Tolerance("STFT", 95.0, "float64 inside; phases of ±π are compared as they are, not modulo 2π"),
 }
-_CONVOLUTION_BF16 = _rounded("convolution", max(_AMPLIFICATION_BF16.values()), "magnified by transforms along time")
+_OPERATORS_BF16 = {
+    "conv1d": _rounded("convolution", max(_AMPLIFICATION_BF16.values()), "magnified by transforms along time"),
+    "conv_transpose1d": _rounded("transposed convolution", _AMPLIFICATION_BF16[2], "two taps a phase, magnified a little"),
+}
 _MOVES = Tolerance("copy", math.inf, "moves values")
 _OTHER = Tolerance("operator", 120.0, "a few float32 operations per value")
 
 
 def operator_tolerance(operator: str, dtype: str = "float32") -> Tolerance:
     """What one operator may lose on given inputs, in a component whose convolutions multiply ``dtype``."""
-    if operator in ("conv1d", "conv_transpose1d") and dtype == "bf16":
-        return _CONVOLUTION_BF16
+    if operator in _OPERATORS_BF16 and dtype == "bf16":
+        return _OPERATORS_BF16[operator]
     if operator in ("conv1d", "conv_transpose1d") and dtype == "fp16":
         return _half(_OPERATORS[operator])
     moves = ("to_rows", "to_columns", "mask_rows", "concat", "append_style")
