@@ -86,7 +86,7 @@ AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024,
             compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024,
                              summed=8, joined=64))  # fmt: skip
 AVX512 = Tile(lanes=16, vectors=2, rows=8, block=192, packed=400 * 1024,
-              compensated=Tile(lanes=16, vectors=1, rows=12, block=192, columns=192, packed=832 * 1024, ends=(4, 8),
-                               summed=4, joined=8))  # fmt: skip
+              compensated=Tile(lanes=16, vectors=1, rows=12, block=192, columns=192, packed=320 * 1024, ends=(4, 8),
+                               summed=4, joined=16))  # fmt: skip
 NEON = Tile(lanes=4, vectors=4, rows=6, block=192)
 SSE = Tile(lanes=4, vectors=2, rows=4, block=192)
