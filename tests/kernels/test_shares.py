@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T
 
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
 
 CASES = [(0, 4, 1), (1, 4, 1), (4, 4, 3), (5, 4, 2), (9, 4, 3), (1000, 7, 1), (10**6, 999, 3)]
@@ -53,7 +54,7 @@ def test_a_thread_takes_over_what_another_has_not_begun(harness):
     """The first task waits for all others, half of which were to be its own thread's."""
     count, patience = 16, 20_000_000
 
-    @T.macro
+    @macro
     def work(task, marks, look, seen):
         if task == 0:
             seen[0] = T.int64(0)

@@ -7,11 +7,12 @@ import pytest
 from tvm.script import tirx as T
 
 from kokoro_tvm.kernels.metal import vector_math
+from kokoro_tvm.kernels.script import macro
 
 COUNT = 1 << 14
 
 
-def _unary(macro):
+def _unary(function):
     @T.prim_func
     def kernel(x_h: T.handle, y_h: T.handle):
         N = T.int32()
@@ -19,18 +20,18 @@ def _unary(macro):
         Y = T.match_buffer(y_h, (N,), "float32")
         block = T.launch_thread("blockIdx.x", N // 256)
         lane = T.launch_thread("threadIdx.x", 256)
-        macro(Y, block * 256 + lane, X[block * 256 + lane])
+        function(Y, block * 256 + lane, X[block * 256 + lane])
 
     return kernel
 
 
-@T.macro
+@macro
 def _sin_turns(out, i, x):
     scratch = T.alloc_buffer((1,), "float32", scope="local")
     vector_math.sin_cos_turns(out, i, scratch, 0, x)
 
 
-@T.macro
+@macro
 def _cos_turns(out, i, x):
     scratch = T.alloc_buffer((1,), "float32", scope="local")
     vector_math.sin_cos_turns(scratch, 0, out, i, x)
@@ -56,10 +57,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_error(harness, name):
-    macro, truth, (low, high), bound, scale = CASES[name]
+    function, truth, (low, high), bound, scale = CASES[name]
     x = np.concatenate([np.linspace(low, high, COUNT // 2), harness.rng.uniform(-1, 1, COUNT // 2) ** 5 * high])
     x = np.clip(x, low, high).astype(np.float32)
-    y = harness.run(harness.build(_unary(macro)), x, np.zeros_like(x)).astype(np.float64)
+    y = harness.run(harness.build(_unary(function)), x, np.zeros_like(x)).astype(np.float64)
     expected = truth(x.astype(np.float64))
     relative = np.maximum(np.abs(expected), 1e-37) if scale is None else scale
     assert (np.abs(y - expected) / relative).max() <= bound
@@ -90,8 +91,8 @@ def test_atan2(harness):
 def test_saturation(harness):
     x = np.full(256, 1e30, np.float32)
     x[::2] = -1e30
-    for macro, (low, high) in {
+    for function, (low, high) in {
         vector_math.exp: (np.exp(-87), np.exp(87)), vector_math.tanh: (-1, 1), vector_math.sigmoid: (np.exp(-87), 1)
     }.items():  # fmt: skip
-        y = harness.run(harness.build(_unary(macro)), x, np.zeros_like(x))
+        y = harness.run(harness.build(_unary(function)), x, np.zeros_like(x))
         np.testing.assert_allclose(y[:2], [low, high], rtol=1e-6)

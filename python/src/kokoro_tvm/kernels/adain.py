@@ -15,6 +15,7 @@ import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.tile import Tile
 
 TOLERANCE = 1e-6
@@ -47,7 +48,7 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
     float64 = "float64"
     together = lanes if channels % lanes == 0 else 1
 
-    @T.macro
+    @macro
     def moments(count, size, b, chunk, first, rows, c0, X, mean, spread):
         """Mean and sum of squared deviations of ``count * size`` channels from ``c0`` on, over the rows of a chunk."""
         centre = T.alloc_buffer((count * size,), "float32")

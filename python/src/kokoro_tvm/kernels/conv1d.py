@@ -30,6 +30,7 @@ from kokoro_tvm.kernels import vector_math
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
@@ -335,7 +336,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
                 lambda v, c, j: W[panel, k, channel + c, v * lanes + j],
             )  # fmt: skip
 
-        @T.macro
+        @macro
         def multiply(b, q, q0, m, n_out, panel, coming, S, W, bias, R, R2, Y):
             """The tile from position ``q`` on, of the block that begins at ``q0`` and is packed in ``S``."""
             phase: T.let[T.int64] = panel // panels
@@ -373,7 +374,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     sizes = [(size.rows, micro_kernel(size)) for size in tile.sizes]
     second = sizes[-2][0] if len(sizes) > 1 else 0  # two such tiles are faster than the largest and a much smaller one
 
-    @T.macro
+    @macro
     def block_of(task, b, n, m, n_out, shares, X, W, bias, coef, alpha, R, R2, Y):
         """All outputs of one block of rows in some panels."""
         blocks: T.let[T.int64] = shares[0]

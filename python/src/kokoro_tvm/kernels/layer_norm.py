@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import vector_math
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -42,7 +43,7 @@ def row_moments(channels: int, step: int, eps: float) -> Callable:
     """
     body, tail = channels // step, channels % step
 
-    @T.macro
+    @macro
     def moments(X, b, t, partial, stats):
         for j in T.vectorized(step):
             partial[j] = T.float64(0)

@@ -36,6 +36,7 @@ from kokoro_tvm.kernels.conv1d import CHUNK, TOLERANCE, Conv1d, activate, finish
 from kokoro_tvm.kernels.prefetch import AHEAD, fetch, fetch_row
 from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
@@ -432,7 +433,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
     def micro_kernel(rows):
         """What computes a register tile of so many rows."""
 
-        @T.macro
+        @macro
         def multiply(b, p, tile_of, start, m, panel, V, W, R, R2, Y, P):
             """Of the products at point ``p``, those of the tiles from ``tile_of`` on."""
             column: T.let[T.int64] = panel % panels * width
@@ -493,7 +494,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                 lambda p, j, value: T.buffer_store(V, value, [point + p, i, c * lanes + j]),
             )  # fmt: skip
 
-    @T.macro
+    @macro
     def write_row(y, q, b, t, column, R, R2, Y):
         """Row ``q`` of ``y``, epilogue applied, as output row ``t``."""
         if whole:
@@ -507,7 +508,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
             for j in range(T.min(c_out - column, width)):
                 Y[b, t, column + j] = finish(conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j])
 
-    @T.macro
+    @macro
     def write(values, b, position, m, n_out, panel, bias, R, R2, Y):
         """Output rows from ``position`` on, of one block of a tile, whose values at the points of the inner level these are."""
         column: T.let[T.int64] = panel % panels * width
@@ -530,7 +531,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     if t == 1:
                         write_row(y, q, b, 0, column, R, R2, Y)
 
-    @T.macro
+    @macro
     def take(b, row, n, slot, S, X, coef, alpha):
         """One input row with its prologue, zeros beyond the input's ends."""
         if row >= 0 and row < n:
@@ -550,7 +551,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                 for j in T.vectorized(lanes):
                     S[slot, c * lanes + j] = T.float32(0)
 
-    @T.macro
+    @macro
     def block_of(task, b, n, m, n_out, shares, X, W, bias, coef, alpha, R, R2, Y):
         """All outputs of one block of tiles, in some panels."""
         blocks: T.let[T.int64] = shares[0]

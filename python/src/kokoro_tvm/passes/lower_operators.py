@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -75,10 +74,9 @@ class Lowering:
     builder: relax.BlockBuilder
     layouts: dict[relax.Var, str] = field(default_factory=dict)
 
-    @property
-    def kernels(self) -> SimpleNamespace:
-        """The kernels for the tile, by module name."""
-        return kernel_set(self.tile)
+    def kernel(self, module: str, *arguments: Any, function: str = "kernel") -> tirx.PrimFunc:
+        """What a function of the kernels for the tile returns."""
+        return _kernel(self.tile, module, function, arguments)
 
     def tile_for(self, conv: Conv1d) -> Tile:
         """The tile for a direct convolution."""
@@ -100,8 +98,8 @@ class Lowering:
 
 
 @cache
-def _conv1d_kernel(conv: Conv1d, tile: Tile) -> tirx.PrimFunc:
-    return kernel_set(tile).conv1d.kernel(conv, tile)
+def _kernel(tile: Tile, module: str, function: str, arguments: tuple[Any, ...]) -> tirx.PrimFunc:
+    return getattr(getattr(kernel_set(tile), module), function)(*arguments)
 
 
 @cache
@@ -157,7 +155,7 @@ def _conv1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     arguments += call.present("coef", "alpha", "residual", "residual2")
     if scheme:
         return low.call(_winograd_kernel(conv, tile, scheme), "winograd", arguments, call.type)
-    return low.call(_conv1d_kernel(conv, tile), "conv1d", arguments, call.type)
+    return low.call(low.kernel("conv1d", conv, tile), "conv1d", arguments, call.type)
 
 
 def _conv_transpose1d_of(call: OperatorCall, accumulate: Accumulate) -> Conv1d:
@@ -190,7 +188,7 @@ def _conv_transpose1d(call: OperatorCall, low: Lowering) -> relax.Expr:
     arguments = [call["x"], call["lengths"], *weights, *call.present("residual")]
     if scheme:
         return low.call(_winograd_kernel(conv, tile, scheme), "winograd_transpose", arguments, call.type)
-    return low.call(_conv1d_kernel(conv, tile), "conv_transpose1d", arguments, call.type)
+    return low.call(low.kernel("conv1d", conv, tile), "conv_transpose1d", arguments, call.type)
 
 
 def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
@@ -206,16 +204,16 @@ def _bilstm(call: OperatorCall, low: Lowering) -> relax.Expr:
     bias = low.builder.emit(relax.op.reshape(bias, (8 * hidden,)), "gate_bias")
     projection = [call["x"], call["lengths"], low.packed(call["w_ih"], "gates", tile), bias]
     gates_type = relax.TensorType((batch, rows, 8 * hidden), "float32")
-    gates = low.builder.emit(low.call(_conv1d_kernel(conv, tile), "conv1d", projection, gates_type), "gates")
+    gates = low.builder.emit(low.call(low.kernel("conv1d", conv, tile), "conv1d", projection, gates_type), "gates")
     if low.lstm_method == "extern":
         recurrence = relax.Tuple([gates, call["lengths"], call["w_hh"]])
         return relax.call_dps_packed(f"{NAMESPACE}.bilstm_recurrence", recurrence, call.type)
     recurrence = [gates, call["lengths"], low.packed(call["w_hh"], "recurrent")]
-    return low.call(low.kernels.bilstm.kernel(hidden, low.tile), "bilstm", recurrence, call.type)
+    return low.call(low.kernel("bilstm", hidden, low.tile), "bilstm", recurrence, call.type)
 
 
 def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = low.kernels.style_linear.kernel(call.channels("style"), _extent(call["weight"], 0), low.tile)
+    kernel = low.kernel("style_linear", call.channels("style"), _extent(call["weight"], 0), low.tile)
     weights = [low.packed(call["weight"], "style_linear"), low.packed(call["bias"], "bias")]
     return low.call(kernel, "style_linear", [call["style"], *weights], call.type)
 
@@ -223,59 +221,59 @@ def _style_linear(call: OperatorCall, low: Lowering) -> relax.Expr:
 def _adain(call: OperatorCall, low: Lowering) -> relax.Expr:
     arguments = call.present("x", "lengths", "affine", "weight", "bias")
     offset = tirx.IntImm("int64", call.attributes["offset"])
-    return low.call(low.kernels.adain.kernel(call.channels(), low.tile), "adain", [*arguments, offset], call.type)
+    return low.call(low.kernel("adain", call.channels(), low.tile), "adain", [*arguments, offset], call.type)
 
 
 def _ada_layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = call.attributes
     sizes = (call.channels(), call.channels("style"), call.channels("affine"))
-    kernel = low.kernels.ada_layer_norm.kernel(*sizes, a["offset"], a["eps"], low.tile)
+    kernel = low.kernel("ada_layer_norm", *sizes, a["offset"], a["eps"], low.tile)
     return low.call(kernel, "ada_layer_norm", call.present("x", "lengths", "affine", "style"), call.type)
 
 
 def _layer_norm(call: OperatorCall, low: Lowering) -> relax.Expr:
     slope = call.attributes["slope"]
-    kernel = low.kernels.layer_norm.kernel(call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
+    kernel = low.kernel("layer_norm", call.channels(), call.attributes["eps"], None if slope == 1.0 else slope, low.tile)
     return low.call(kernel, "layer_norm", call.present("x", "lengths", "weight", "bias"), call.type)
 
 
 def _embed(call: OperatorCall, low: Lowering) -> relax.Expr:
     vocabulary, channels = (_extent(call["table"], axis) for axis in (0, 1))
-    kernel = low.kernels.embed.kernel(channels, vocabulary, "positions" in call.tensors, low.tile)
+    kernel = low.kernel("embed", channels, vocabulary, "positions" in call.tensors, low.tile)
     return low.call(kernel, "embed", call.present("ids", "lengths", "table", "positions"), call.type)
 
 
 def _attention(call: OperatorCall, low: Lowering) -> relax.Expr:
     heads = call.attributes["heads"]
-    kernel = low.kernels.attention.kernel(heads, call.channels("qkv") // 3 // heads, low.tile)
+    kernel = low.kernel("attention", heads, call.channels("qkv") // 3 // heads, low.tile)
     return low.call(kernel, "attention", call.present("qkv", "lengths"), call.type)
 
 
 def _concat(call: OperatorCall, low: Lowering) -> relax.Expr:
     xs = call["xs"]
-    kernel = low.kernels.concat.kernel(tuple(_extent(x, -1) for x in xs), low.tile)
+    kernel = low.kernel("concat", tuple(_extent(x, -1) for x in xs), low.tile)
     return low.call(kernel, "concat", [*xs, call["lengths"]], call.type)
 
 
 def _depthwise_upsample(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = low.kernels.depthwise_upsample.kernel(call.channels(), call.attributes["slope"], low.tile)
+    kernel = low.kernel("depthwise_upsample", call.channels(), call.attributes["slope"], low.tile)
     return low.call(kernel, "depthwise_upsample", call.present("x", "lengths", "coef", "weight", "bias"), call.type)
 
 
 def _append_style(call: OperatorCall, low: Lowering) -> relax.Expr:
-    kernel = low.kernels.append_style.kernel(call.channels(), call.channels("style"))
+    kernel = low.kernel("append_style", call.channels(), call.channels("style"))
     return low.call(kernel, "append_style", call.present("x", "lengths", "style"), call.type)
 
 
 def _harmonic_source(call: OperatorCall, low: Lowering) -> relax.Expr:
     a = {k: v for k, v in call.attributes.items() if k != "absent"}
-    kernel = low.kernels.harmonic_source.kernel(Source(harmonics=call.channels("noise"), **a), low.tile)
+    kernel = low.kernel("harmonic_source", Source(harmonics=call.channels("noise"), **a), low.tile)
     return low.call(kernel, "harmonic_source", call.present("f0", "lengths", "noise", "weight", "bias"), call.type)
 
 
 def _spectral(name: str) -> Rule:
     def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
-        kernel = getattr(low.kernels, name).kernel(low.tile, call.attributes["n_fft"], call.attributes["hop"])
+        kernel = low.kernel(name, low.tile, call.attributes["n_fft"], call.attributes["hop"])
         return low.call(kernel, name, call.present("x", "lengths"), call.type)
 
     return rule
@@ -285,7 +283,7 @@ def _rows(module: str, function: str, name: str, axis: int = -1) -> Rule:
     """A rule for kernels that depend on the channel count alone."""
 
     def rule(call: OperatorCall, low: Lowering) -> relax.Expr:
-        kernel = getattr(getattr(low.kernels, module), function)(_extent(call["x"], axis), low.tile)
+        kernel = low.kernel(module, _extent(call["x"], axis), low.tile, function=function)
         return low.call(kernel, name, call.present("x", "lengths"), call.type)
 
     return rule

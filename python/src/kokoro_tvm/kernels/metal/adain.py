@@ -11,6 +11,7 @@ from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels.adain import CHUNK, EPSILON
 from kokoro_tvm.kernels.metal.tile import GROUPS, SIMD, THREADS, Tile
+from kokoro_tvm.kernels.script import macro
 
 
 def kernel(channels: int, tile: Tile) -> PrimFunc:
@@ -20,7 +21,7 @@ def kernel(channels: int, tile: Tile) -> PrimFunc:
         ``f(x [B, T, C], lengths [B], affine [B, S], weight [C], bias [C], offset, coef [B, 2, C])``, see the CPU's.
     """
 
-    @T.macro
+    @macro
     def total(S, group, lane, value):
         """``value[0]`` becomes its sum over the groups, the same in all of them."""
         S[group * SIMD + lane] = value[0]

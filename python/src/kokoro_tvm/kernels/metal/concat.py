@@ -8,6 +8,7 @@ from tvm.tirx import PrimFunc
 from kokoro_tvm.kernels.concat import widths
 from kokoro_tvm.kernels.metal.tile import GROUPS, SIMD, Tile
 from kokoro_tvm.kernels.prune import keep_parameters
+from kokoro_tvm.kernels.script import macro
 
 
 def kernel(channels: tuple[int, ...], tile: Tile) -> PrimFunc:
@@ -22,7 +23,7 @@ def kernel(channels: tuple[int, ...], tile: Tile) -> PrimFunc:
     count = len(channels)
     c0, c1, c2, c3 = widths(channels)
 
-    @T.macro
+    @macro
     def copy(X, Y, b, t, lane, width, first):
         for i in range((width + SIMD - 1) // SIMD):
             if i * SIMD + lane < width:

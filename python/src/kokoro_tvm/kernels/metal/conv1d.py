@@ -23,6 +23,7 @@ from kokoro_tvm.kernels.conv1d import Conv1d, pack_bias
 from kokoro_tvm.kernels.metal import vector_math
 from kokoro_tvm.kernels.metal.tile import SHARED_BYTES, SIMD, Tile
 from kokoro_tvm.kernels.prune import keep_parameters
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.vector_math import Expr
 
 __all__ = ["Conv1d", "kernel", "pack_bias", "pack_transposed_weight", "pack_weight"]
@@ -105,7 +106,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     has_bias, has_alpha = conv.bias, conv.prologue == "snake"
     padding = conv.padding_left
 
-    @T.macro
+    @macro
     def activate(value, coef, alpha, b, c):
         """The prologue of ``value[0]``, channel c; ``value[1]`` is scratch."""
         if conv.affine:
@@ -116,7 +117,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
             vector_math.sin_squared(value, 1, alpha[0, c] * value[0])
             value[0] = T.fma(value[1], alpha[1, c], value[0])
 
-    @T.macro
+    @macro
     def finish(value, i, R, R2, b, t, column):
         """The epilogue of ``value[i]``, output row t."""
         if conv.residuals > 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from kokoro_tvm.kernels.metal.tile import SIMD
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.vector_math import Expr
 
 
@@ -22,14 +23,14 @@ def shuffle_xor(value: Expr, mask: Expr) -> Expr:
     return T.call_extern("float32", "simd_shuffle_xor", value, T.cast(mask, "uint16"))
 
 
-@T.macro
+@macro
 def simd_sum(buffer, index) -> None:
     """``buffer[index]`` becomes its sum over the SIMD group, in all threads the same: a butterfly."""
     for i in T.unroll(5):
         buffer[index] = buffer[index] + shuffle_xor(buffer[index], T.shift_right(SIMD // 2, i))
 
 
-@T.macro
+@macro
 def simd_max(buffer, index) -> None:
     """``buffer[index]`` becomes its maximum over the SIMD group."""
     for i in T.unroll(5):

@@ -13,11 +13,12 @@ from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels.metal import vector_math
 from kokoro_tvm.kernels.metal.tile import THREADS, Tile
+from kokoro_tvm.kernels.script import macro
 
 _ROWS = 64
 
 
-@T.macro
+@macro
 def _matrix_entry(table, index, scratch, n_fft):
     """``table[index]`` becomes that entry of ``kernels.istft.inverse_dft_matrix``; angles are reduced in integers."""
     m: T.int32 = index // (n_fft + 2)

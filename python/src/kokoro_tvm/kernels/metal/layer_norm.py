@@ -10,6 +10,7 @@ from tvm.tirx import PrimFunc
 from kokoro_tvm.kernels import vector_math
 from kokoro_tvm.kernels.metal.intrinsics import simd_sum
 from kokoro_tvm.kernels.metal.tile import GROUPS, SIMD, Tile
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.vector_math import Expr
 
 
@@ -20,7 +21,7 @@ def row_moments(channels: int, eps: float) -> Callable:
     """
     steps = -(-channels // SIMD)
 
-    @T.macro
+    @macro
     def moments(X, b, t, lane, stats):
         stats[0] = T.float32(0)
         for i in range(steps):

@@ -15,6 +15,7 @@ import math
 
 from tvm.script import tirx as T
 
+from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.vector_math import _EXP, _LN2_HI, _LN2_LO, _PI_HI, _PI_LO, _horner
 from kokoro_tvm.kernels.vector_math import _SIN as _SIN_RADIANS
 
@@ -30,7 +31,7 @@ _TURN_HI, _TURN_LO = 6.2831854820251465, -1.7484555314695172e-07
 _HALF_PI_HI, _HALF_PI_LO = 1.5707963705062866, -4.371139000186241e-08
 
 
-@T.macro
+@macro
 def sin_squared(out, i, x) -> None:
     """sin²(x): absolute error below 3e-7 for ``abs(x) < 1e5``."""
     v: T.float32 = x
@@ -41,7 +42,7 @@ def sin_squared(out, i, x) -> None:
     out[i] = s * s
 
 
-@T.macro
+@macro
 def sin_half_turn(out, i, x) -> None:
     """sin(πx) for ``abs(x) <= 1/2``: absolute error below 2e-7."""
     r: T.float32 = x
@@ -49,7 +50,7 @@ def sin_half_turn(out, i, x) -> None:
     out[i] = r * _horner(_SIN, z)
 
 
-@T.macro
+@macro
 def sin_cos_turns(sine, i, cosine, j, x) -> None:
     """sin(2πx) and cos(2πx) for ``abs(x) <= 1/2``, by the double angle: absolute errors below 8e-7."""
     r: T.float32 = x
@@ -60,7 +61,7 @@ def sin_cos_turns(sine, i, cosine, j, x) -> None:
     cosine[j] = T.fma(T.float32(-2) * s, s, T.float32(1))
 
 
-@T.macro
+@macro
 def turns(out, i, x) -> None:
     """``x`` radians in turns without whole ones, in [-1/2, 1/2]: absolute error below 8e-8 for ``abs(x) < 1e4``."""
     v: T.float32 = x
@@ -68,7 +69,7 @@ def turns(out, i, x) -> None:
     out[i] = T.fma(n, T.float32(-_TURN_LO), T.fma(n, T.float32(-_TURN_HI), v)) * T.float32(1 / (2 * math.pi))
 
 
-@T.macro
+@macro
 def exp(out, i, x) -> None:
     """exp(x), 2 ulp; saturates at exp(±87) instead of overflowing."""
     v: T.float32 = T.min(T.max(x, T.float32(-87)), T.float32(87))
@@ -78,14 +79,14 @@ def exp(out, i, x) -> None:
     out[i] = (T.fma(r * r, _horner(_EXP, r), r) + T.float32(1)) * power
 
 
-@T.macro
+@macro
 def sigmoid(out, i, x) -> None:
     """1 / (1 + exp(-x)), 3 ulp."""
     exp(out, i, -(x))
     out[i] = T.float32(1) / (T.float32(1) + out[i])
 
 
-@T.macro
+@macro
 def tanh(out, i, x) -> None:
     """tanh(x): relative error below 5e-7, through ``expm1(2x)`` so that small arguments keep their digits."""
     v: T.float32 = T.min(T.max(T.float32(2) * x, T.float32(-30)), T.float32(30))
@@ -96,7 +97,7 @@ def tanh(out, i, x) -> None:
     out[i] = expm1 / (expm1 + T.float32(2))
 
 
-@T.macro
+@macro
 def gelu(out, i, x) -> None:
     """GELU with the tanh approximation of ALBERT's ``gelu_new``: error below 3e-7 of ``max(1, abs(x))``."""
     u: T.float32 = x
@@ -104,7 +105,7 @@ def gelu(out, i, x) -> None:
     out[i] = u * out[i]
 
 
-@T.macro
+@macro
 def atan2(out, i, y, x) -> None:
     """The angle of ``x + iy`` in [-π, π]: absolute error below 4e-7, relative below 3e-7.
 
