@@ -36,6 +36,7 @@ from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.records import Record, layer_name
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.passes.lower_operators import convolutions
+from kokoro_tvm.passes.pipeline import buffers_as_written
 from kokoro_tvm.targets import CpuTarget
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ class Bench:
             # Code for this kind of system is linked here; other systems link it themselves.
             # A name of its own: the file of a loaded library must not be overwritten.
             path = Path(folder) / f"kernel{next(_NUMBERS)}{'.so' if self.target.native else '.tar'}"
-            tvm.compile(module, target=self.target.tvm_target()).export_library(str(path))
+            with buffers_as_written():
+                tvm.compile(module, target=self.target.tvm_target()).export_library(str(path))
             self.session.upload(str(path))
         library = self.session.load_module(path.name)
         device = self.session.cpu(0)

@@ -173,13 +173,9 @@ def _block(conv: Conv1d, tile: Tile) -> int:
     return tile.rows
 
 
-FEW = 256
-"""Output channels up to which one task works through all of them: a second one would fetch the same input from another core."""
-
-
 def panel_group(panels: int, tile: Tile) -> int:
     """Weight panels that one task works through: few enough that a short input still makes several tasks."""
-    most = max(1, max(tile.columns, FEW if panels * tile.width <= FEW else 0) // tile.width)
+    most = max(1, tile.columns // tile.width)
     return next(n for n in range(min(panels, most), 0, -1) if panels % n == 0)
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
+FEW = 256
+"""Output channels up to which one task works through all of them, if no measurement says otherwise."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -56,7 +59,12 @@ class Tile:
         return tile if channels is None else tile.fitted(channels)
 
     def fitted(self, channels: int) -> Tile:
-        """This tile, or one of as many values that leaves fewer columns empty where this would leave more than a fifth."""
+        """This tile, or one of as many values that leaves fewer columns empty where this would leave more than a fifth.
+
+        Few channels are one task's columns: a second one would fetch the same input from another core.
+        """
+        if channels <= FEW and self.columns < FEW:
+            return replace(self, columns=FEW).fitted(channels)
         lanes = min(self.lanes, 8)
         vectors = -(-channels // lanes)
         rows = self.rows * self.vectors // vectors

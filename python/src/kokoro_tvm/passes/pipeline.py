@@ -68,6 +68,11 @@ def pipeline(
     )
 
 
+def buffers_as_written() -> tvm.transform.PassContext:
+    """TVM's passes for a CPU but the one that shrinks buffers to what is used: some space keeps rows apart in a cache."""
+    return tvm.transform.PassContext(disabled_pass=["s_tir.CompactBufferAllocation"])
+
+
 def build(
     module: tvm.IRModule, target: tvm.target.Target, passes: tvm.transform.Pass, tile: Tile
 ) -> relax.VMExecutable:
@@ -80,8 +85,7 @@ def build(
         tile: The target's tile.
     """
     if not isinstance(tile, MetalTile):
-        # Kernels allocate what they use; to find that out takes TVM a tenth of the time.
-        with tvm.transform.PassContext(disabled_pass=["s_tir.CompactBufferAllocation"]):
+        with buffers_as_written():
             return relax.build(module, target=target, relax_pipeline=passes)
     # Source text gains nothing from common subexpressions: later passes put them back and leave the names behind.
     with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
