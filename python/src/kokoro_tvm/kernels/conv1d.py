@@ -11,9 +11,10 @@ Each parallel task packs the rows it needs, prologue applied, into a buffer of i
 shifted row of that buffer, so there is no im2col and no bounds check in the inner loop. Every output value is
 the sum, in the order (k, c_in), of sums of at most CHUNK products, whatever the thread count, capacity or batch.
 
-``accumulate="compensated"`` is for layers whose rounding the listener would hear. Sums of ``Tile.joined`` products, made of sums
-of ``Tile.summed``, join the total, and what is rounded off there is left for the next one (Kahan). What remains is the rounding
-of the result and that within the sums that join. It takes little longer than plain sums; float64 takes twice as long.
+``accumulate="compensated"`` is for layers whose rounding the listener would hear. Sums of ``Tile.joined`` products join the
+total, and what is rounded off there is left for the next one (Kahan). What remains is the rounding of the result and that within
+the sums that join; where they begin depends on a row's place in its register tile. It takes hardly longer than plain sums;
+float64 takes twice as long.
 """
 
 from __future__ import annotations
@@ -194,35 +195,25 @@ def _add_products(
         each(sums, lanes, lambda i, j: T.fma(x(i // vectors, c), weight(i % vectors, c, j), sums[i][j]))
 
 
-def _join(total: list[Any], sums: list[Any], lanes: int) -> None:
-    """Adds sums to their totals and leaves in them what the totals rounded off."""
-    for so_far, join in zip(total, sums, strict=True):
-        (more,) = registers(1, lanes)
-        each([more], lanes, lambda _, j: so_far[j] + join[j])
-        each([join], lanes, lambda _, j: join[j] - (more[j] - so_far[j]))
-        each([so_far], lanes, lambda _, j: more[j])
-
-
 def _add_compensated(total: list[Any], sums: list[Any], tile: Tile, count: int, x: Factor, weight: Factor) -> None:
-    """Adds ``count`` products, in sums of ``tile.summed``, to what the last join left, and joins them to the totals.
+    """Adds ``count`` products to what the last joins left, and joins these sums to their totals on the way.
 
-    The short sums begin with a product of their own, so none of them waits for a join: the CPU multiplies on meanwhile.
+    One row joins after the other: the CPU multiplies for all others meanwhile, as a row that joins keeps its own products waiting.
     """
     lanes, vectors = tile.lanes, tile.vectors
+    for c in range(count):
+        each(sums, lanes, lambda i, j, c=c: T.fma(x(i // vectors, c), weight(i % vectors, c, j), sums[i][j]))
+        for i in range(len(sums)):
+            if i // vectors * count // tile.rows == c:
+                _join(total[i], sums[i], lanes)
 
-    def add(first: Expr, products: int) -> None:
-        short = registers(len(sums), lanes)
-        for c in range(products):
-            factors = lambda i, j, c=c: (x(i // vectors, first + c), weight(i % vectors, first + c, j))  # noqa: E731
-            each(short, lanes, lambda i, j, f=factors: T.fma(*f(i, j), short[i][j]) if c else f(i, j)[0] * f(i, j)[1])
-        each(sums, lanes, lambda i, j: sums[i][j] + short[i][j])
 
-    whole, rest = divmod(count, tile.summed)
-    with T.serial(0, whole) as s:
-        add(s * tile.summed, tile.summed)
-    if rest:
-        add(whole * tile.summed, rest)
-    _join(total, sums, lanes)
+def _join(total: Any, added: Any, lanes: int) -> None:
+    """Adds a sum to its total and leaves in it what the total rounded off."""
+    (more,) = registers(1, lanes)
+    each([more], lanes, lambda _, j: total[j] + added[j])
+    each([added], lanes, lambda _, j: added[j] - (more[j] - total[j]))
+    each([total], lanes, lambda _, j: more[j])
 
 
 def _fetch_output(conv: Conv1d, tile: Tile, b: Expr, q: Expr, phase: Expr, column: Expr, y: Any) -> None:

@@ -28,9 +28,8 @@ class Tile:
             ``block`` then counts tiles. None leaves it to the layer's sizes.
         packed: Bytes of input, prologue applied, that one parallel task of a direct convolution keeps at most.
         ends: Rows of smaller tiles, one of which takes what is left at the end of a block if that fits; ascending.
-        summed: Products of a short sum where sums are compensated. All such sums begin with what the last join left.
-        joined: Products of the short sums that add up before they join the total, a multiple of ``summed``.
-        compensated: The tile for sums with compensation, each of which needs a second and a third place; None for this one.
+        joined: Products whose sum joins the total where sums are compensated.
+        compensated: The tile for sums with compensation, each of which has a total besides; None for this one.
         tuned: Layer (``kernels.records.layer_name``) to the tile that was measured to be fastest for it.
     """
 
@@ -42,7 +41,6 @@ class Tile:
     scheme: str | None = None
     packed: int = 160 * 1024
     ends: tuple[int, ...] = ()
-    summed: int = 8
     joined: int = 32
     compensated: Tile | None = field(default=None, repr=False)
     tuned: tuple[tuple[str, Tile], ...] = field(default=(), repr=False)
@@ -88,13 +86,10 @@ class Tile:
         return self.lanes * self.vectors
 
 
-# Where sums are compensated, AVX-512 has registers for the short sums and those that join, AVX2 for hardly more than the short
-# ones: it keeps them for longer. The totals are in memory.
-AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024,
-            compensated=Tile(lanes=8, vectors=2, rows=4, block=192, columns=192, packed=256 * 1024,
-                             summed=8, joined=64))  # fmt: skip
+# Where sums are compensated, AVX-512 has registers for their totals, to join often; AVX2 keeps these in memory.
+AVX2 = Tile(lanes=8, vectors=2, rows=6, block=192, packed=256 * 1024)
 AVX512 = Tile(lanes=16, vectors=2, rows=8, block=192, packed=400 * 1024,
               compensated=Tile(lanes=16, vectors=1, rows=12, block=192, columns=192, packed=320 * 1024, ends=(4, 8),
-                               summed=4, joined=16))  # fmt: skip
+                               joined=8))  # fmt: skip
 NEON = Tile(lanes=4, vectors=4, rows=6, block=192)
 SSE = Tile(lanes=4, vectors=2, rows=4, block=192)
