@@ -33,6 +33,7 @@ from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers
 from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
+from kokoro_tvm.kernels.stream import llvm, stream
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -48,6 +49,9 @@ LINE = 16
 
 CHUNK = 128
 """Products that are summed up at most before the sum joins the total: the error grows with the length of a running sum."""
+
+FEW = 64
+"""Products of an output value up to which a kernel writes faster than memory does, so that its results go past the caches."""
 
 Accumulate = Literal["float32", "compensated"]
 
@@ -198,7 +202,7 @@ def _add_products(
 def _add_compensated(total: list[Any], sums: list[Any], tile: Tile, count: int, x: Factor, weight: Factor) -> None:
     """Adds ``count`` products to what the last joins left, and joins these sums to their totals on the way.
 
-    One row joins after the other: the CPU multiplies for all others meanwhile, as a row that joins keeps its own products waiting.
+    One row joins after the other. It keeps its own next products waiting; the CPU multiplies for the others meanwhile.
     """
     lanes, vectors = tile.lanes, tile.vectors
     for c in range(count):
@@ -216,8 +220,15 @@ def _join(total: Any, added: Any, lanes: int) -> None:
     each([total], lanes, lambda _, j: more[j])
 
 
+def _streamed(conv: Conv1d, tile: Tile) -> bool:
+    """Whether the results go past the caches."""
+    return conv.c_in * conv.taps <= FEW and conv.epilogue == "none" and conv.c_out % tile.width == 0
+
+
 def _fetch_output(conv: Conv1d, tile: Tile, b: Expr, q: Expr, phase: Expr, column: Expr, y: Any) -> None:
     """Asks for the lines that ``_store`` will write: half a cache line or two of each row, as no CPU expects by itself."""
+    if _streamed(conv, tile):
+        return
     for r in range(tile.rows):
         t = (q + r) * conv.phases + phase - conv.crop + conv.reflect
         for first in range(0, tile.width, LINE):
@@ -230,6 +241,7 @@ def _store(
 ) -> None:
     """Stores what there is of a tile's rows from position ``q`` on and its channels from ``column`` on, epilogue applied."""
     lanes, vectors = tile.lanes, tile.vectors
+    streamed = _streamed(conv, tile)
 
     def result(value: Expr, t: Expr, channel: Expr) -> Expr:
         return finish(conv, value, residual[b, t >> conv.residual_shift, channel], residual2[b, t, channel])
@@ -239,6 +251,9 @@ def _store(
             first = column + v * lanes
 
             def whole(sums: Any = sums, first: Expr = first) -> None:
+                if streamed:
+                    stream(lanes, y[b, t, first], result(sums[T.ramp(0, 1, lanes)], t, T.ramp(first, 1, lanes)))
+                    return
                 with T.vectorized(lanes) as j:
                     T.buffer_store(y, result(sums[j], t, first + j), [b, t, first + j])
 
@@ -309,6 +324,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
     parts = -(-c_in // some)
     has_rest, has_bias, has_alpha = rest > 0, conv.bias, conv.prologue == "snake"
     padding = conv.padding_left
+    imported = LLVM + llvm(lanes) if _streamed(conv, tile) else LLVM
     together = max(1, chunk // c_in)  # taps of few channels share a sum
     starts = -(-taps // together)
 
@@ -423,7 +439,7 @@ def kernel(conv: Conv1d, tile: Tile) -> PrimFunc:
         R = T.match_buffer(residual_h, (B, T_res, c_out), "float32")
         R2 = T.match_buffer(residual2_h, (B, T_out, c_out), "float32")
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
-        T.attr(0, "pragma_import_llvm", LLVM)
+        T.attr(0, "pragma_import_llvm", imported)
         shares = T.alloc_buffer((3,), "int64")
         taken = T.alloc_buffer((RUNS + 1,), "int64")
         for b in range(B):

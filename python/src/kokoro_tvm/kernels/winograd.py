@@ -38,6 +38,7 @@ from kokoro_tvm.kernels.prune import keep_parameters
 from kokoro_tvm.kernels.registers import each, registers, save
 from kokoro_tvm.kernels.script import macro
 from kokoro_tvm.kernels.shares import LLVM, RUNS, block_begin, block_count, block_step, parallel_tasks
+from kokoro_tvm.kernels.stream import llvm, stream
 from kokoro_tvm.kernels.tile import Tile
 from kokoro_tvm.kernels.vector_math import Expr
 
@@ -443,7 +444,6 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                     t: T.let[T.int64] = position * phases + panel // panels - crop + reflect
                     if position < m:
                         for line in T.unroll(lines):
-                            fetch(Y[b, t, column + line * LINE], True)
                             if conv.residuals > 0:
                                 fetch(R[b, t >> shift, column + line * LINE])
                             if conv.residuals > 1:
@@ -494,19 +494,20 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
                 lambda p, j, value: T.buffer_store(V, value, [point + p, i, c * lanes + j]),
             )  # fmt: skip
 
+    def result(value, b, t, channel, R, R2):
+        return finish(conv, value, R[b, t >> shift, channel], R2[b, t, channel])
+
     @macro
     def write_row(y, q, b, t, column, R, R2, Y):
         """Row ``q`` of ``y``, epilogue applied, as output row ``t``."""
         if whole:
             for v in T.unroll(vectors):
-                for j in T.vectorized(lanes):
-                    Y[b, t, column + v * lanes + j] = finish(
-                        conv, y[q * width + v * lanes + j], R[b, t >> shift, column + v * lanes + j],
-                        R2[b, t, column + v * lanes + j],
-                    )
+                place: T.let[T.int64] = column + v * lanes
+                values = y[T.ramp(q * width + v * lanes, 1, lanes)]
+                stream(lanes, Y[b, t, place], result(values, b, t, T.ramp(place, 1, lanes), R, R2))
         else:
             for j in range(T.min(c_out - column, width)):
-                Y[b, t, column + j] = finish(conv, y[q * width + j], R[b, t >> shift, column + j], R2[b, t, column + j])
+                Y[b, t, column + j] = result(y[q * width + j], b, t, column + j, R, R2)
 
     @macro
     def write(values, b, position, m, n_out, panel, bias, R, R2, Y):
@@ -652,7 +653,7 @@ def kernel(conv: Conv1d, tile: Tile, scheme: Scheme) -> PrimFunc:
         Y = T.match_buffer(y_h, (B, T_out, c_out), "float32")
         if half:
             T.attr(0, "pragma_import_llvm", bf16.LLVM)
-        T.attr(0, "pragma_import_llvm", LLVM)
+        T.attr(0, "pragma_import_llvm", LLVM + llvm(lanes))
         shares = T.alloc_buffer((3,), "int64")
         taken = T.alloc_buffer((RUNS + 1,), "int64")
         for b in range(B):
