@@ -84,12 +84,16 @@ def layers(model: KModel, components: Sequence[str], seconds: float) -> list[Lay
     return sorted(found.values(), key=work, reverse=True)
 
 
+UNDER_WAY = 8
+"""Multiply-adds that a CPU works on at a time: two units, four cycles."""
+
+
 def micro_tiles(tile: Tile, registers: int) -> list[Tile]:
-    """Tiles that fit the registers, the tallest of every width, and one row less."""
+    """Tiles that fit the registers: of every width the tallest, one row less, and the lowest that keeps the CPU busy."""
     found = []
     for vectors in (1, 2, 3, 4):
         most = (registers - vectors - 1) // vectors
-        for rows in (most, most - 1):
+        for rows in (most, most - 1, UNDER_WAY // vectors):
             if rows >= 2:
                 found.append(_sized(tile, vectors, rows, tile.block))
     return list(dict.fromkeys(found))
