@@ -50,7 +50,7 @@ LINE = 16
 CHUNK = 128
 """Products that are summed up at most before the sum joins the total: the error grows with the length of a running sum."""
 
-FEW = 64
+STREAMED = 64
 """Products of an output value up to which a kernel writes faster than memory does, so that its results go past the caches."""
 
 Accumulate = Literal["float32", "compensated"]
@@ -222,7 +222,7 @@ def _join(total: Any, added: Any, lanes: int) -> None:
 
 def _streamed(conv: Conv1d, tile: Tile) -> bool:
     """Whether the results go past the caches."""
-    return conv.c_in * conv.taps <= FEW and conv.epilogue == "none" and conv.c_out % tile.width == 0
+    return conv.c_in * conv.taps <= STREAMED and conv.epilogue == "none" and conv.c_out % tile.width == 0
 
 
 def _fetch_output(conv: Conv1d, tile: Tile, b: Expr, q: Expr, phase: Expr, column: Expr, y: Any) -> None:

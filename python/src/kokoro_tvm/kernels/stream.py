@@ -1,7 +1,7 @@
 """Stores past the caches.
 
-What it is: for results of which so many are written so fast that no cache holds them until they are read. Their lines are not
-fetched from memory to be overwritten, and push nothing else out of the caches. What it is not: for results that a cache holds.
+What it is: for results that are written once, a whole line or two at a time. Their lines are not fetched from memory to be
+overwritten, and push neither weights nor input out of the caches. What it is not: for what the same kernel reads again.
 
 Such stores are not ordered with others. The atomic counter that every task takes the next one from (``shares``) orders them: on
 x86 by the lock of its instruction.
