@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from kokoro_tvm.errors import ToolchainError, VoiceError
-from kokoro_tvm.runtime.voices import Voice, VoiceStore, parse_blend, read_voice
+from kokoro_tvm.runtime.voices import SHIPPED, Voice, VoiceStore, parse_blend, read_voice
 
 TABLE = np.random.default_rng(0).standard_normal((510, 1, 256)).astype(np.float32)
 
@@ -273,6 +275,24 @@ def test_style_row_is_one_less_than_the_phonemes():
 # --- names and blends ---
 
 
+def test_voices_of_the_package():
+    """As the repository publishes them; NOTICE names the same files, and they need neither a folder nor the network."""
+    shipped = {p.stem: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(SHIPPED.glob("*.bin"))}
+    notice = (Path(__file__).resolve().parents[2] / "NOTICE").read_text(encoding="utf-8")
+    assert dict(re.findall(r"(\w+)\.bin +sha256 ([0-9a-f]{64})", notice)) == shipped
+    store = VoiceStore(allow_download=False, allow_paths=False)
+    assert store.names() == list(shipped) == ["af_heart", "bm_george"]
+    heart, george = (store.load(name).table for name in shipped)
+    assert heart.shape == george.shape == (510, 256)
+    # A row differs a little from its neighbours and much from another voice's.
+    assert np.abs(np.diff(heart, axis=0)).mean() < 0.2 * np.abs(heart - george).mean()
+
+
+def test_own_folders_come_before_the_package(tmp_path):
+    np.save(tmp_path / "af_heart.npy", TABLE)
+    np.testing.assert_array_equal(VoiceStore([tmp_path]).load("af_heart").table, TABLE[:, 0])
+
+
 @pytest.fixture
 def store(tmp_path):
     np.save(tmp_path / "af_one.npy", TABLE)
@@ -281,7 +301,7 @@ def store(tmp_path):
 
 
 def test_names_are_looked_up(store):
-    assert store.names() == ["af_one", "af_two"]
+    assert store.names() == ["af_heart", "af_one", "af_two", "bm_george"]
     assert store.load("af_one").name == "af_one"
     assert store.load("af_one") is store.load("af_one")
 
@@ -342,22 +362,22 @@ def test_an_unreachable_hub_says_how_to_pass_a_file(monkeypatch, tmp_path):
     hub = pytest.importorskip("huggingface_hub")
 
     def fail(**arguments):
-        assert arguments == {"repo_id": "hexgrad/Kokoro-82M", "filename": "voices/af_heart.pt"}
+        assert arguments == {"repo_id": "hexgrad/Kokoro-82M", "filename": "voices/af_bella.pt"}
         raise ConnectionError("offline mode is enabled")
 
     monkeypatch.setattr(hub, "hf_hub_download", fail)
     with pytest.raises(VoiceError, match=r"could not be downloaded .*offline mode is enabled.*pass a file instead"):
-        VoiceStore([tmp_path]).load("af_heart")
+        VoiceStore([tmp_path]).load("af_bella")
 
 
 def test_a_downloaded_voice_keeps_its_name(monkeypatch, tmp_path):
     hub = pytest.importorskip("huggingface_hub")
     path = write_pt(tmp_path / "blob.pt", tensor_pickle())
     monkeypatch.setattr(hub, "hf_hub_download", lambda **_: str(path))
-    assert VoiceStore().load("af_heart").name == "af_heart"
+    assert VoiceStore().load("af_bella").name == "af_bella"
 
 
 def test_without_the_hub_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ToolchainError, match="pip install huggingface_hub"):
-        VoiceStore().load("af_heart")
+        VoiceStore().load("af_bella")

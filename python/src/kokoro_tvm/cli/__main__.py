@@ -11,6 +11,7 @@ import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -99,15 +100,16 @@ def _options(
 
 
 def _voices(
-    voices_dir: Annotated[list[str], typer.Argument(help="Folders with voices.")],
+    voices_dir: Annotated[list[Path] | None, typer.Argument(help="Folders with voices; the package's own if absent.")] = None,
 ) -> None:
-    """List the voices that folders hold."""
+    """List the voices that folders hold, or those that need no download."""
     from kokoro_tvm.errors import VoiceError
-    from kokoro_tvm.runtime.voices import VoiceStore
+    from kokoro_tvm.runtime.voices import SHIPPED, voice_names
 
-    names = VoiceStore(voices_dir).names()
+    folders = voices_dir or [SHIPPED]
+    names = voice_names(folders)
     if not names:
-        raise VoiceError(f"no voices in {', '.join(voices_dir)}")
+        raise VoiceError(f"no voices in {', '.join(map(str, folders))}")
     print("\n".join(names))
 
 

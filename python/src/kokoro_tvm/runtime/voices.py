@@ -25,6 +25,8 @@ from kokoro_tvm.errors import ToolchainError, VoiceError
 
 REPOSITORY = "hexgrad/Kokoro-82M"
 """Where published voices are downloaded from: ``voices/<name>.pt``."""
+SHIPPED = Path(__file__).resolve().parents[1] / "voices"
+"""Published voices that come with the package, found by name without a download; NOTICE has their origin and licence."""
 STYLE_SIZE = 256
 DECODER_SIZE = 128
 """The first 128 values of a style row go to the decoder, the rest to the predictors."""
@@ -94,7 +96,7 @@ class VoiceStore:
     with ``file.npz#name``.
 
     Args:
-        directories: Where names are looked up, in order, with any of ``SUFFIXES``.
+        directories: Where names are looked up, in order, with any of ``SUFFIXES``; the voices of the package come last.
         allow_paths: False refuses paths, for callers that pass on what strangers ask for.
         allow_download: False never asks the model hub.
     """
@@ -102,15 +104,15 @@ class VoiceStore:
     def __init__(
         self, directories: Iterable[str | Path] = (), *, allow_paths: bool = True, allow_download: bool = True
     ) -> None:
-        self.directories = tuple(Path(d) for d in directories)
+        self.directories = (*(Path(d) for d in directories), SHIPPED)
         self.allow_paths = allow_paths
         self.allow_download = allow_download
         self._voices: dict[str, Voice] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """The names found in the directories, sorted."""
-        return sorted({f.stem for d in self.directories if d.is_dir() for f in d.iterdir() if f.suffix in SUFFIXES})
+        """The names that can be asked for without a download, sorted."""
+        return voice_names(self.directories)
 
     def load(self, voice: str | Voice | np.ndarray) -> Voice:
         """The voice for a specification; a ``Voice`` or an array is checked and passed through.
@@ -152,7 +154,8 @@ class VoiceStore:
         return Voice(name, read_voice(self._download(name)).table)
 
     def _download(self, name: str) -> Path:
-        looked = f" in {', '.join(map(str, self.directories))}" if self.directories else ""
+        own = ", ".join(map(str, self.directories[:-1]))
+        looked = f" in {own}{' or ' if own else ''}the package ({', '.join(voice_names([SHIPPED]))})"
         remedy = f"pass a file instead (any of {', '.join(SUFFIXES)}), or put {name}.pt in a voice directory"
         if not self.allow_download:
             raise VoiceError(f"voice {name!r} was not found{looked}: {remedy}")
@@ -169,6 +172,11 @@ class VoiceStore:
             raise VoiceError(
                 f"voice {name!r} was not found{looked}, and could not be downloaded from {REPOSITORY} ({reason}): {remedy}"
             ) from error
+
+
+def voice_names(directories: Iterable[Path]) -> list[str]:
+    """The names of the voices in folders, sorted; a folder that does not exist has none."""
+    return sorted({f.stem for d in directories if d.is_dir() for f in d.iterdir() if f.suffix in SUFFIXES})
 
 
 def parse_blend(spec: str) -> list[tuple[str, float]]:
