@@ -8,7 +8,7 @@ import pytest
 from kokoro_tvm.bench.utterance import FRAMES_PER_SECOND, utterance
 from kokoro_tvm.errors import InputError
 from kokoro_tvm.reference.model import published_config
-from kokoro_tvm.runtime.text import MAX_PHONEMES
+from kokoro_tvm.runtime.text.windows import MAX_PHONEMES
 
 VOICE = np.broadcast_to(np.arange(510, dtype=np.float32)[:, None], (510, 256)).copy()
 

@@ -16,8 +16,8 @@ from kokoro_tvm.bench.peers import Window
 from kokoro_tvm.config import SAMPLE_RATE, SAMPLES_PER_FRAME
 from kokoro_tvm.errors import InputError
 from kokoro_tvm.reference.cases import CASES
-from kokoro_tvm.runtime.text import MAX_PHONEMES
-from kokoro_tvm.runtime.vocabulary import Vocabulary
+from kokoro_tvm.runtime.text.vocabulary import Vocabulary
+from kokoro_tvm.runtime.text.windows import MAX_PHONEMES
 from kokoro_tvm.runtime.voices import Voice
 
 FRAMES_PER_SECOND = SAMPLE_RATE / SAMPLES_PER_FRAME

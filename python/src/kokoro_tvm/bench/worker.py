@@ -78,8 +78,8 @@ class Worker:
     def speak(self, text: str, style: np.ndarray, vocabulary: dict[str, int]) -> float:
         """Seconds from a text to samples: our G2P, then the engine; ``style`` is float32 [510, 1, 256]."""
         from kokoro_tvm.bench.utterance import window
-        from kokoro_tvm.runtime.g2p import G2P
-        from kokoro_tvm.runtime.text import MAX_PHONEMES, split
+        from kokoro_tvm.runtime.text.g2p import G2P
+        from kokoro_tvm.runtime.text.windows import MAX_PHONEMES, split
 
         self.g2p = self.g2p or G2P("a")
         start = time.perf_counter()

@@ -23,7 +23,7 @@ from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
     from kokoro_tvm.runtime.synthesis import Speech, Synthesizer
-    from kokoro_tvm.runtime.timestamps import WordTimestamp
+    from kokoro_tvm.runtime.text.timestamps import WordTimestamp
 
 TIMESTAMP_SUFFIXES = (".tsv", ".json")
 
@@ -45,6 +45,7 @@ def synth(
     threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .wav or .flac file.")] = Path("output.wav"),
     timestamps: Annotated[Path | None, typer.Option(help="Also write when each word is spoken: .tsv or .json.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the spectrogram: .png, .svg or .pdf.")] = None,
     backend: Annotated[str, typer.Option(help="tvm (--artifact) or onnxruntime (--onnx-dir).")] = "tvm",
     onnx_dir: Annotated[Path, typer.Option(help="Made by kokoro-tvm export --format onnx.")] = Path("build/onnx"),
 ) -> None:
@@ -54,7 +55,7 @@ def synth(
     from kokoro_tvm.runtime.synthesis import Synthesizer
 
     source = _text(text, text_file, phonemes)
-    _check_outputs(output, timestamps)
+    _check_outputs(output, timestamps, picture)
     start = time.perf_counter()
     synthesizer = Synthesizer(open_engine(backend, artifact, onnx_dir, threads, tuple(COMPONENTS)), voices_dir or ())
     loaded = time.perf_counter()
@@ -65,6 +66,10 @@ def synth(
     write_audio(output, speech.samples)
     if timestamps:
         _write_timestamps(timestamps, speech.words)
+    if picture:
+        from kokoro_tvm.runtime.picture import write_spectrogram
+
+        write_spectrogram(picture, speech)
     _report(speech, output)
     threads = synthesizer.engine.threads
     console.print(times_table(spent, loaded - start, spoken - loaded, speech.seconds, threads))
@@ -86,10 +91,11 @@ def _text(text: str | None, file: Path | None, phonemes: str | None) -> str | No
         raise InputError(f"the text is not UTF-8: {error}") from error
 
 
-def _check_outputs(output: Path, timestamps: Path | None) -> None:
+def _check_outputs(output: Path, timestamps: Path | None, picture: Path | None) -> None:
     from kokoro_tvm.runtime.audio import SUBTYPES
+    from kokoro_tvm.runtime.picture import SUFFIXES
 
-    for path, suffixes in ((output, tuple(SUBTYPES)), (timestamps, TIMESTAMP_SUFFIXES)):
+    for path, suffixes in ((output, tuple(SUBTYPES)), (timestamps, TIMESTAMP_SUFFIXES), (picture, SUFFIXES)):
         if path is None:
             continue
         if path.suffix.lower() not in suffixes:

@@ -1,7 +1,7 @@
 """Text to speech with an artifact.
 
 What it is: the order of the stages, and the API that users call: ``load(artifact).synthesize(text, voice=…)``.
-What it is not: any one of them; see ``g2p``, ``text``, ``engine``, ``alignment`` and the other modules of the runtime.
+What it is not: any one of them; see ``text``, ``engine``, ``alignment`` and the other modules of the runtime.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kokoro_tvm.artifact import aligned_empty
 from kokoro_tvm.config import SAMPLE_RATE, SAMPLES_PER_FRAME, STYLE_ROWS
 from kokoro_tvm.errors import CapacityError, InputError
 from kokoro_tvm.runtime import alignment
-from kokoro_tvm.runtime import text as windows
 from kokoro_tvm.runtime.audio import concatenate
 from kokoro_tvm.runtime.backends import open_engine
 from kokoro_tvm.runtime.engine import Engine
-from kokoro_tvm.runtime.g2p import G2P
 from kokoro_tvm.runtime.noise import source_noise
-from kokoro_tvm.runtime.text import Window
-from kokoro_tvm.runtime.timestamps import WordTimestamp, word_timestamps
-from kokoro_tvm.runtime.vocabulary import Vocabulary
+from kokoro_tvm.runtime.text import windows
+from kokoro_tvm.runtime.text.g2p import G2P
+from kokoro_tvm.runtime.text.timestamps import WordTimestamp, word_timestamps
+from kokoro_tvm.runtime.text.vocabulary import Vocabulary
+from kokoro_tvm.runtime.text.windows import Window
 from kokoro_tvm.runtime.voices import Voice, VoiceStore
 from kokoro_tvm.stages import COMPONENTS
 

@@ -2,7 +2,7 @@
 
 What it is: one interface over two backends. misaki is what the model was trained with; it is used for English, Japanese and
 Chinese where it is completely installed. espeak-ng speaks the other languages (as in the reference), and English where
-misaki is not usable, with its IPA rewritten into Kokoro's symbols. What it is not: a splitter (``text``), or a downloader:
+misaki is not usable, with its IPA rewritten into Kokoro's symbols. What it is not: a splitter (``windows``), or a downloader:
 nothing here touches the network.
 
 Words in brackets followed by phonemes, ``[Kokoro](/kˈOkəɹO/)``, are pronounced as given, with both backends.
@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from kokoro_tvm.errors import InputError, ToolchainError
-from kokoro_tvm.runtime.text import Token, normalize
+from kokoro_tvm.runtime.text.windows import Token, normalize
 
 LANGUAGES = {
     "a": "American English",

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kokoro_tvm.errors import InputError
-from kokoro_tvm.runtime.text import Token, join_phonemes
-from kokoro_tvm.runtime.timestamps import WordTimestamp, word_timestamps
+from kokoro_tvm.runtime.text.timestamps import WordTimestamp, word_timestamps
+from kokoro_tvm.runtime.text.windows import Token, join_phonemes
 
 KNOWN = frozenset("abc. ")
 TOKENS = [Token("Ab", "ab", " "), Token("c", "c"), Token(".", ".")]

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kokoro_tvm.errors import InputError, ToolchainError
-from kokoro_tvm.runtime import g2p as module
-from kokoro_tvm.runtime.g2p import ALIASES, G2P, LANGUAGES, SYMBOLS, align_words, resolve_language, to_kokoro
-from kokoro_tvm.runtime.text import Token, join_phonemes
+from kokoro_tvm.runtime.text import g2p as module
+from kokoro_tvm.runtime.text.g2p import ALIASES, G2P, LANGUAGES, SYMBOLS, align_words, resolve_language, to_kokoro
+from kokoro_tvm.runtime.text.windows import Token, join_phonemes
 
 pytest.importorskip("espeakng_loader")
 pytest.importorskip("phonemizer")
@@ -363,7 +363,7 @@ def test_importing_loads_nothing_heavy():
     import subprocess
 
     code = (
-        "import sys, kokoro_tvm.runtime.g2p as g\n"
+        "import sys, kokoro_tvm.runtime.text.g2p as g\n"
         "assert not {'phonemizer', 'misaki', 'spacy', 'torch', 'numpy'} & set(sys.modules)\n"
         "g.G2P('e')('hola')\n"
         "assert not {'misaki', 'spacy', 'torch', 'transformers', 'tvm'} & set(sys.modules)"

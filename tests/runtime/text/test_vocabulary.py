@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kokoro_tvm.errors import CheckpointError, InputError
-from kokoro_tvm.runtime.vocabulary import Vocabulary
+from kokoro_tvm.runtime.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary({".": 4, " ": 16, "a": 43, "ˈ": 156, "\u0303": 17})
 

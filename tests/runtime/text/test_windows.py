@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kokoro_tvm.errors import InputError
-from kokoro_tvm.runtime.text import Token, join_phonemes, normalize, paragraphs, phoneme_tokens, split
+from kokoro_tvm.runtime.text.windows import Token, join_phonemes, normalize, paragraphs, phoneme_tokens, split
 
 
 def windows(text: str, limit: int) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from kokoro_tvm.config import SAMPLE_RATE, SAMPLES_PER_FRAME
 from kokoro_tvm.errors import InputError
-from kokoro_tvm.runtime.text import Token, join_phonemes
+from kokoro_tvm.runtime.text.windows import Token, join_phonemes
 
 HALF_FRAMES_PER_SECOND = 2 * SAMPLE_RATE // SAMPLES_PER_FRAME
 _LEAD_FRAMES = 3

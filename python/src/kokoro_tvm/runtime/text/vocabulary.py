@@ -71,7 +71,7 @@ class Vocabulary:
             raise InputError(f"phonemes are {type(phonemes).__name__}, expected str")
         ids = [self._ids[p] for p in phonemes if p in self._ids]
         if len(ids) > STYLE_ROWS:
-            raise InputError(f"{len(ids)} phonemes, at most {STYLE_ROWS} fit one window: split them with text.split")
+            raise InputError(f"{len(ids)} phonemes, at most {STYLE_ROWS} fit one window: split them with windows.split")
         dropped = "".join(p for p in phonemes if p not in self._ids)
         return Encoded(np.array([BOUNDARY_ID, *ids, BOUNDARY_ID], dtype=np.int64), dropped)
 
