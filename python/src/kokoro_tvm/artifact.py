@@ -52,11 +52,12 @@ class TargetRecord:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """Where the weights came from."""
+    """Where the weights came from, and what they have gone through: ``float32``, or words such as ``8-bit, dequantised``."""
 
     sha256: str
     source: str
     synthetic: bool
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)

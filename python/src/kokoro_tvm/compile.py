@@ -71,7 +71,7 @@ class Origin:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Origin:
         """For a checkpoint."""
-        record = CheckpointRecord(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic)
+        record = CheckpointRecord(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic, checkpoint.precision)
         return cls(record, checkpoint.config)
 
 

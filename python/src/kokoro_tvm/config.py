@@ -19,6 +19,8 @@ SAMPLES_PER_FRAME = 600
 """Audio samples per duration frame (40 frames a second)."""
 STYLE_ROWS = 510
 """Rows of a voice tensor, one per phoneme count; also the most phonemes of one window."""
+PARTS = ("bert", "bert_encoder", "predictor", "text_encoder", "decoder")
+"""The top-level entries of a published checkpoint, which are also the attributes of ``KModel``."""
 DEFAULT_SEQ_LEN = 512
 """Tokens of the longest window: its phonemes and a marker at both ends."""
 

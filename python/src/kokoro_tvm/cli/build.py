@@ -127,7 +127,8 @@ def _plan(names: Sequence[str], request: Request) -> int:
 
 
 def _print_plan(names: Sequence[str], request: Request, checkpoint: Checkpoint, rows: list[tuple[str, str]]) -> None:
-    about = [("components", ", ".join(names)), ("checkpoint", checkpoint.source), *rows, ("output", str(request.output_dir))]
+    weights = [("checkpoint", checkpoint.source), ("weights", checkpoint.precision)]
+    about = [("components", ", ".join(names)), *weights, *rows, ("output", str(request.output_dir))]
     if request.dump_directory:
         about.append(("IR", str(request.dump_directory)))
     console.print(rows_table(about))

@@ -56,7 +56,7 @@ def export(
     with console.status("reading the checkpoint") as status:
         loaded = load_checkpoint(checkpoint, config)
         model = build_model(loaded)
-        source = Source.of(loaded.sha256, Path(loaded.source).name, loaded.synthetic, loaded.config)
+        source = Source.of(loaded.sha256, Path(loaded.source).name, loaded.synthetic, loaded.config, loaded.precision)
         for name in names:
             status.update(f"exporting {name}")
             write_component(output_dir, name, to_onnx(name, export_program(name, model)), source)

@@ -44,6 +44,7 @@ def _rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("lstm", manifest.lstm_method),
         ("dtype", manifest.dtype),
         ("checkpoint", f"{checkpoint.source}{' (synthetic)' if checkpoint.synthetic else ''}, sha256 {checkpoint.sha256}"),
+        ("weights", checkpoint.precision),
         ("vocabulary", f"{len(manifest.model.vocab)} symbols"),
     ]
 

@@ -58,9 +58,10 @@ class Source:
     config: dict[str, object]
 
     @classmethod
-    def of(cls, sha256: str, name: str, synthetic: bool, config: ModelConfig) -> Source:
+    def of(cls, sha256: str, name: str, synthetic: bool, config: ModelConfig, precision: str = "float32") -> Source:
         """For a checkpoint, written by this version."""
-        return cls(importlib.metadata.version("kokoro-tvm"), CheckpointRecord(sha256, name, synthetic), config.to_dict())
+        record = CheckpointRecord(sha256, name, synthetic, precision)
+        return cls(importlib.metadata.version("kokoro-tvm"), record, config.to_dict())
 
     @property
     def model(self) -> ModelConfig:

@@ -1,9 +1,10 @@
 """Reading a published checkpoint, completely or not at all.
 
-What it is: the way from ``kokoro-v1_0.pth`` and ``config.json`` to checked weights and to an eager model.
-What it is not: a converter; nothing is folded, packed or renamed beyond the ``module.`` prefix.
+What it is: the way from ``kokoro-v1_0.pth`` and ``config.json``, or from a published ONNX export, to checked weights, and from
+there to an eager model or back to a file. What it is not: a packer; nothing is folded or renamed beyond the ``module.`` prefix
+(``onnx.published`` undoes what exporting did).
 
-The file maps each of ``model.PARTS`` to a state dict whose keys start with ``module.`` (it was saved from
+The ``.pth`` file maps each of ``model.PARTS`` to a state dict whose keys start with ``module.`` (it was saved from
 ``DataParallel``). Upstream's loader (``kokoro/model.py``, ``KModel.__init__``) falls back to ``strict=False`` for
 these, which hides every missing key. Here each key is accounted for, with three deliberate exceptions:
 
@@ -17,22 +18,26 @@ these, which hides every missing key. Here each key is accounted for, with three
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from huggingface_hub import hf_hub_download
 
 from kokoro_tvm.config import ModelConfig
-from kokoro_tvm.errors import CheckpointError
-from kokoro_tvm.reference.model import PARTS, REPOSITORY, ReferenceModel, expected_shapes
+from kokoro_tvm.errors import CheckpointError, ToolchainError
+from kokoro_tvm.reference.model import PARTS, REPOSITORY, ReferenceModel, expected_shapes, published_config
 
 CHECKPOINT_FILE = "kokoro-v1_0.pth"
 CONFIG_FILE = "config.json"
+PROVENANCE_FILE = "provenance.json"
+"""Beside a weight file that was made from another: a :class:`Provenance`."""
 PUBLISHED_SHA256 = "496dba118d1a58f5f3db2efc88dbdc216e0483fc89fe6e47ee1f2c53f18ad1e4"
 """Of ``kokoro-v1_0.pth``, from the model card of ``hexgrad/Kokoro-82M``."""
 SYNTHETIC_MARKER = "synthetic"
@@ -56,6 +61,7 @@ class Checkpoint:
         sha256: Of the weight file.
         synthetic: True for a file that ``synthetic.write_synthetic_checkpoint`` wrote.
         source: The weight file, or repository and file on the hub.
+        precision: What the weights have gone through: ``float32``, or words such as ``8-bit, dequantised``.
     """
 
     config: ModelConfig
@@ -63,6 +69,7 @@ class Checkpoint:
     sha256: str
     synthetic: bool
     source: str
+    precision: str = "float32"
 
     @property
     def published(self) -> bool:
@@ -70,13 +77,36 @@ class Checkpoint:
         return self.sha256 == PUBLISHED_SHA256
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """What a weight file was made from.
+
+    Attributes:
+        sha256: Of the weight file; of any other, this says nothing.
+        precision: See :class:`Checkpoint`.
+        source: Name of the file it was made from.
+        source_sha256: That file's hash.
+    """
+
+    sha256: str
+    precision: str
+    source: str
+    source_sha256: str
+
+    def to_json(self) -> str:
+        """The content of ``PROVENANCE_FILE``."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
 def load_checkpoint(model: Path | str | None = None, config: Path | str | None = None) -> Checkpoint:
     """Reads and checks weights and configuration.
 
     Args:
-        model: A ``.pth`` file, or a directory that holds ``kokoro-v1_0.pth``. Default: the file on the model hub, from
-            the hub's cache where it is already there (``HF_HUB_OFFLINE`` and ``HF_HOME`` are the hub client's).
-        config: A ``config.json``. Default: the one beside the weights, or the one on the hub.
+        model: A ``.pth`` file, a directory that holds ``kokoro-v1_0.pth``, or a published export ending in ``.onnx``. Default:
+            the file on the model hub, from the hub's cache where it is already there (``HF_HUB_OFFLINE`` and ``HF_HOME`` are
+            the hub client's).
+        config: A ``config.json``. Default: the one beside the weights, or the one on the hub; for an ONNX file without one,
+            the published one.
 
     Returns:
         Weights in float32 that cover every parameter of the architecture.
@@ -85,12 +115,53 @@ def load_checkpoint(model: Path | str | None = None, config: Path | str | None =
         CheckpointError: A file is missing, damaged or unsafe, the hub cannot be reached, or the weights do not match:
             one error then names every missing, unexpected, mis-shaped and non-finite tensor.
     """
+    if model is not None and Path(model).suffix == ".onnx":
+        return _load_onnx(Path(model), config)
     weights, settings, source = _locate(model, config)
     parsed = ModelConfig.from_file(settings)
     content = _unpickle(weights)
     synthetic = SYNTHETIC_MARKER in content
     content.pop(SYNTHETIC_MARKER, None)
-    return Checkpoint(parsed, _checked(content, parsed, source), _sha256(weights), synthetic, source)
+    sha256 = _sha256(weights)
+    precision = _recorded_precision(weights.with_name(PROVENANCE_FILE), sha256)
+    return Checkpoint(parsed, _checked(content, parsed, source), sha256, synthetic, source, precision)
+
+
+def checkpoint_from_onnx(content: bytes, source: str, config: ModelConfig | None = None) -> Checkpoint:
+    """Checks the weights of a published ONNX export.
+
+    Args:
+        content: The whole file.
+        source: Its name.
+        config: The model's configuration. Default: the published one.
+
+    Returns:
+        Weights in float32, which cover every parameter of the architecture; ``sha256`` is that of ``content``.
+
+    Raises:
+        CheckpointError: It is no such export, or does not match the architecture.
+        ToolchainError: The package that reads ONNX is not installed.
+    """
+    _require_onnx(source)
+    from kokoro_tvm.onnx.published import read_published
+
+    config = config or published_config()
+    published = read_published(content, source)
+    state = {part: {k: torch.from_numpy(v) for k, v in arrays.items()} for part, arrays in published.parts.items()}
+    digest = hashlib.sha256(content).hexdigest()
+    return Checkpoint(config, _checked(state, config, source), digest, False, source, published.precision)
+
+
+def save_weights(checkpoint: Checkpoint, file: BinaryIO) -> None:
+    """Writes the weights as upstream publishes them: ``module.`` prefixes, and no affine parameters of instance norms.
+
+    Those are left out where they are 1 and 0, which is what leaving them out means. Same weights, same bytes.
+    """
+    content = {
+        part: {f"module.{name}": value for name, value in values.items() if not _is_untouched_affine(part, name, value)}
+        for part, values in checkpoint.state.items()
+    }
+    torch.save(content, file)
 
 
 def build_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> ReferenceModel:
@@ -108,6 +179,33 @@ def build_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> R
     stft = model.decoder.generator.stft
     stft.window = torch.hann_window(stft.win_length, periodic=True, dtype=dtype)
     return model.to(dtype).requires_grad_(False)
+
+
+def _load_onnx(path: Path, config: Path | str | None) -> Checkpoint:
+    _require_onnx(str(path))
+    from kokoro_tvm.onnx.untrusted import read_bytes
+
+    beside = path.with_name(CONFIG_FILE)
+    settings = Path(config) if config else beside if beside.is_file() else None
+    parsed = ModelConfig.from_file(settings) if settings else None
+    return checkpoint_from_onnx(read_bytes(path), str(path), parsed)
+
+
+def _require_onnx(source: str) -> None:
+    """Says what to install before something is imported that reads ONNX, which ``.pth`` files do not need."""
+    if importlib.util.find_spec("onnx") is None:
+        raise ToolchainError(f"reading {source} needs the package onnx: pip install 'kokoro-tvm[weights]'")
+
+
+def _recorded_precision(path: Path, sha256: str) -> str:
+    """What a :class:`Provenance` says of the weight file beside it; ``float32`` if there is none or it is of another file."""
+    if not path.is_file():
+        return "float32"
+    try:
+        provenance = Provenance(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}; import the weights again, or remove it") from error
+    return str(provenance.precision) if provenance.sha256 == sha256 else "float32"
 
 
 def _locate(model: Path | str | None, config: Path | str | None) -> tuple[Path, Path, str]:
@@ -203,6 +301,11 @@ def _default(part: str, name: str, shape: torch.Size) -> torch.Tensor | None:
     if part in ("predictor", "decoder") and _AFFINE.search(name):
         return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
     return None
+
+
+def _is_untouched_affine(part: str, name: str, value: torch.Tensor) -> bool:
+    default = _default(part, name, value.shape) if _AFFINE.search(name) else None
+    return default is not None and torch.equal(value, default)
 
 
 def _is_constant(part: str, name: str) -> bool:

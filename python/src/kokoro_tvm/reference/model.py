@@ -16,10 +16,7 @@ from kokoro.model import KModel
 from kokoro.modules import CustomAlbert, ProsodyPredictor, TextEncoder
 from transformers import AlbertConfig
 
-from kokoro_tvm.config import ModelConfig
-
-PARTS = ("bert", "bert_encoder", "predictor", "text_encoder", "decoder")
-"""The top-level entries of a published checkpoint, which are also the attributes of ``KModel``."""
+from kokoro_tvm.config import PARTS, ModelConfig
 
 REPOSITORY = "hexgrad/Kokoro-82M"
 """Where the weights are published."""
