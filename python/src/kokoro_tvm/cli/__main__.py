@@ -33,6 +33,7 @@ DELEGATES = {
     "port-decoder": ("port_decoder", "Compile the decoder (also: port_decoder)."),
     "validate-steps": ("validate_steps", "Compare every stage with eager PyTorch in float64 (also: validate_steps)."),
     "validate-e2e": ("validate_e2e", "Compare whole utterances with eager PyTorch (also: validate_e2e)."),
+    "validate-speech": ("validate_speech", "Have a recogniser write down what is said (also: validate_speech)."),
 }
 """Subcommands that are programs of their own: module and help line."""
 

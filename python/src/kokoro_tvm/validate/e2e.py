@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from kokoro_tvm.config import SAMPLE_RATE
 from kokoro_tvm.reference import components as eager
 from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.reference.trace import trace
 from kokoro_tvm.runtime.synthesis import Synthesizer
 from kokoro_tvm.validate.metrics import snr_db
+from kokoro_tvm.validate.perceptual import log_mel as log_mel
+from kokoro_tvm.validate.perceptual import log_mel_distance
 from kokoro_tvm.validate.steps import Utterance
 from kokoro_tvm.validate.tolerances import AUDIO_CHAINED
 
@@ -28,7 +29,6 @@ COMPILED, SINGLE, RESEEDED = "compiled", "float32 PyTorch", "float64, another no
 VOICED_HZ = 10.0
 """kokoro's ``SineGen.voiced_threshold``."""
 
-_N_FFT, _HOP, _MELS = 1024, 256, 80
 _CLOSER = "closer than float32, dB"
 
 
@@ -134,7 +134,7 @@ def validate(
     for name, way in ways.items():
         if listener:
             listener(name)
-        renderings[name] = _joined([way(u) for u in utterances])
+        renderings[name] = joined([way(u) for u in utterances])
     truth = renderings["float64"]
     distances = {name: distance(r, truth) for name, r in renderings.items() if r is not truth}
     return Result(utterances, renderings, distances, gates(distances, dtype))
@@ -155,7 +155,8 @@ def render_artifact(synthesizer: Synthesizer, utterance: Utterance) -> Rendering
     return Rendering(spoken.samples, spoken.stages["f0"][0, : 2 * int(spoken.durations.sum())], spoken.durations)
 
 
-def _joined(parts: Sequence[Rendering]) -> Rendering:
+def joined(parts: Sequence[Rendering]) -> Rendering:
+    """Windows one after the other."""
     return Rendering(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("samples", "f0", "durations")))
 
 
@@ -186,33 +187,6 @@ def _cents(actual: np.ndarray, truth: np.ndarray, actual_voiced: np.ndarray, tru
 def _level_db(samples: np.ndarray) -> float:
     power = float(np.mean(np.square(samples, dtype=np.float64))) if samples.size else math.nan
     return 10 * math.log10(power) if power > 0 else -math.inf
-
-
-def log_mel(samples: np.ndarray) -> np.ndarray:
-    """Log power of 80 mel bands, dB, [80, frames]; Hann windows of 43 ms every 11 ms, floor 100 dB below full scale."""
-    padded = np.pad(np.asarray(samples, np.float64), _N_FFT // 2)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, _N_FFT)[::_HOP]
-    power = np.abs(np.fft.rfft(frames * np.hanning(_N_FFT + 1)[:-1])) ** 2 / _N_FFT
-    return 10 * np.log10(np.maximum(mel_filters() @ power.T, 1e-10))
-
-
-def mel_filters() -> np.ndarray:
-    """Triangles [80, 513] of unit height, evenly spaced on the mel scale up to 12 kHz."""
-    mel = np.linspace(0, 2595 * np.log10(1 + SAMPLE_RATE / 2 / 700), _MELS + 2)
-    edges = 700 * (10 ** (mel / 2595) - 1)
-    bins = np.arange(_N_FFT // 2 + 1) * SAMPLE_RATE / _N_FFT
-    rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
-    falling = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
-    return np.clip(np.minimum(rising, falling), 0, None)
-
-
-def log_mel_distance(actual: np.ndarray, truth: np.ndarray) -> float:
-    """See ``Distance.log_mel_db``; NaN if one of them is not finite or empty."""
-    if not (actual.size and truth.size and np.isfinite(actual).all()):
-        return math.nan
-    a, t = log_mel(actual), log_mel(truth)
-    shared = min(a.shape[1], t.shape[1])
-    return float(np.sqrt(np.mean((a[:, :shared] - t[:, :shared]) ** 2)))
 
 
 def gates(distances: Mapping[str, Distance], dtype: str = "float32") -> list[Gate]:
