@@ -33,12 +33,12 @@ PUBLISHED_SHA256 = {"6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6
 EIGHT_BIT, FLOAT16, FLOAT32 = "8-bit, dequantised", "float16, widened", "float32"
 """What the weights of a file have gone through."""
 
-_OF_PREDICTOR = ("F0", "F0_proj", "N", "N_proj", "shared")
-"""Modules that the exported wrapper calls without going through ``predictor``."""
+_OF_PREDICTOR = re.compile(r"(F0|F0_proj|N|N_proj|shared|lstm|duration_proj|text_encoder\.lstms)(\.|$)")
+"""Modules that wrappers call without going through ``predictor``, which is then missing in their operators' names."""
 _PLAIN = re.compile(r"predictor\.(F0|N)_proj|decoder\.generator\.noise_convs\.\d+")
 """The convolutions without weight norm (``kokoro/modules.py``, ``kokoro/istftnet.py``)."""
-_CONSTANT = re.compile(r"decoder\.generator\.i?stft\b")
-"""The inverse STFT's basis and window: tensors with names, but no parameters."""
+_TRANSFORM = re.compile(r"decoder\.generator\.i?stft\b")
+"""Bases and windows of the STFT and its inverse: tensors with names, but no parameters."""
 _REPEATED = re.compile(r"_\d+$")
 """What the exporter appends to the name of a module when it is called again, as ALBERT's only layer is."""
 _UNCHANGED = ("Cast", "Identity", "Transpose", "DequantizeLinear")
@@ -92,18 +92,23 @@ def read_published(file: Path | bytes, source: str | None = None) -> PublishedWe
 # --- names -------------------------------------------------------------------------------------------------------------------
 
 
-def _parameter(name: str) -> str | None:
-    """The checkpoint's name (part first) of a module or parameter of the exported wrapper; None if it is none of the model's."""
+def _published(name: str) -> str:
+    """The checkpoint's name, part first, of a module or parameter of the exported wrapper."""
     for wrapped, plain in (("decoder.decoder.", "decoder."), ("encoder.", ""), ("kmodel.", "")):
         if name.startswith(wrapped):
             name = plain + name[len(wrapped) :]
             break
-    first = name.partition(".")[0]
-    if first in _OF_PREDICTOR:
-        name = f"predictor.{name}"
-    elif first not in PARTS:
-        return None
-    return None if _CONSTANT.match(name) else name
+    return f"predictor.{name}" if _OF_PREDICTOR.match(name) else name
+
+
+def _is_transform(name: str) -> bool:
+    return _TRANSFORM.match(_published(name)) is not None
+
+
+def _parameter(name: str) -> str | None:
+    """The checkpoint's name of a module or parameter; None for what is none of the model's."""
+    name = _published(name)
+    return name if name.partition(".")[0] in PARTS and not _TRANSFORM.match(name) else None
 
 
 def _module(node: str) -> str | None:
@@ -140,6 +145,7 @@ class _Reader:
         self._consumers: dict[str, list[NodeProto]] = {}
         self._weights: dict[str, str] = {}
         self._used: set[str] = set()
+        self._inputs = {v.name for v in graph.input}
         self._elements = 0
         for tensor in graph.initializer:
             if tensor.name in self._tensors:
@@ -177,16 +183,17 @@ class _Reader:
 
     def _is_new_weight(self, module: str, name: str) -> bool:
         """Whether a value is a module's weight, and this its first operator; others must have the same weight."""
-        if not any(name in known for known in (self._tensors, self._producers, {v.name for v in self._graph.input})):
+        if not any(name in known for known in (self._tensors, self._producers, self._inputs)):
             raise CheckpointError(f"the weight {name!r} of {module} is missing")
+        tensor = self.origin(name)
         # Attention multiplies activations, shapes are looked up, and weight norm may have been exported as it is computed.
-        if not self.is_stored(name):
+        if tensor is None or _is_transform(tensor):
             return False
         if module not in self._weights:
-            self._weights[module] = name
+            self._weights[module] = tensor
             return True
-        if self._weights[module] != name:
-            raise CheckpointError(f"{module} has two weights, {self._weights[module]!r} and {name!r}")
+        if self._weights[module] != tensor:
+            raise CheckpointError(f"{module} has two weights, {self._weights[module]!r} and {tensor!r}")
         return False
 
     def _check_nothing_left(self) -> None:
@@ -209,27 +216,27 @@ class _Reader:
             raise CheckpointError(f"it holds {parameter} twice")
         self.parts[part][name] = np.array(value, np.float32, order="C")  # a copy: the file's bytes need not stay
 
-    def is_stored(self, name: str, hops: int = _HOPS) -> bool:
-        """Whether a value is a weight that follows from the file alone; others are computed when the model runs."""
+    def origin(self, name: str, hops: int = _HOPS) -> str | None:
+        """The tensor that a value is made of; None for indices and for what is computed when the model runs."""
         if name in self._tensors:
-            return self._tensors[name].data_type not in _INDICES
+            return None if self._tensors[name].data_type in _INDICES else name
         node = self._producers.get(name)
         if node is None or hops == 0:
-            return False
+            return None
         if node.op_type == "Constant":
             tensor = _constant(node)
-            return tensor is not None and tensor.data_type not in _INDICES
-        return node.op_type in _UNCHANGED and self.is_stored(_input(node, 0), hops - 1)
+            return None if tensor is None or tensor.data_type in _INDICES else name
+        return self.origin(_input(node, 0), hops - 1) if node.op_type in _UNCHANGED else None
 
     def floats(self, name: str) -> np.ndarray:
         """A stored value: float16 or float32 as it is, 8 bits as float64."""
-        if not self.is_stored(name):
+        if self.origin(name) is None:
             raise CheckpointError(f"{name!r} is missing or computed when the model runs, expected a tensor")
         if name in self._tensors:
-            return self._float(self._array(name))
+            return self._float(name, self._array(name))
         node = self._producers[name]
         if node.op_type == "Constant":
-            return self._float(self._allowed(_constant(node)))
+            return self._float(name, self._allowed(_constant(node)))
         if node.op_type == "DequantizeLinear":
             if _attribute(node, "block_size", 0):
                 raise CheckpointError(f"{node.name!r} has scales per block, expected one per tensor or channel")
@@ -261,31 +268,43 @@ class _Reader:
         self.precisions.add(EIGHT_BIT)
         return difference * _along(s.astype(np.float64), q.shape, axes, scale)
 
-    def scale_of(self, node: NodeProto) -> str:
-        """The name of the weight's scale of an operator that multiplies integers.
+    def follow(self, node: NodeProto, through: Sequence[str], until: str) -> tuple[NodeProto, str]:
+        """The first operator of a kind behind another, and the name of its input that comes from there.
 
-        Its result goes through a cast, and an addition if there is a bias, to a product with the product of two scales: that
-        of the activations, which is computed, and the weight's.
+        Args:
+            node: Where to start.
+            through: Operators that may lie between, each the only user of the one before.
+            until: The operator to find.
+
+        Raises:
+            CheckpointError: Something else comes first.
         """
         value = next(iter(node.output), "")
         for _ in range(_HOPS):
             users = self._consumers.get(value, [])
-            if len(users) != 1 or users[0].op_type not in ("Add", "Cast", "Mul"):
-                break
-            if users[0].op_type == "Mul":
-                others = [name for name in users[0].input if name != value]
-                product = self._producers.get(others[0]) if others else None
-                scales = [n for n in product.input if n in self._tensors] if product and product.op_type == "Mul" else []
-                if len(scales) == 1:
-                    return scales[0]
+            if len(users) == 1 and users[0].op_type == until:
+                return users[0], value
+            if len(users) != 1 or users[0].op_type not in through:
                 break
             value = next(iter(users[0].output), "")
-        raise CheckpointError(f"the scale of {_input(node, 1)!r} cannot be found behind {node.name}")
+        raise CheckpointError(f"there is no {until} behind {node.name!r}, which would have its weight's scale")
 
-    def only_consumer(self, node: NodeProto) -> NodeProto | None:
-        """The one node that takes an operator's first output; None if it is not one."""
-        users = self._consumers.get(next(iter(node.output), ""), [])
-        return users[0] if len(users) == 1 else None
+    def is_integer(self, name: str) -> bool:
+        """Whether a tensor needs a scale."""
+        return name in self._tensors and self._tensors[name].data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+    def scale_of(self, node: NodeProto) -> str:
+        """The name of the weight's scale of an operator that multiplies integers.
+
+        Its result is multiplied with the product of two scales: the weight's, and that of the activations, which is computed.
+        """
+        scaling, value = self.follow(node, ("Add", "Cast"), "Mul")
+        scales = [name for name in scaling.input if name != value]
+        product = self._producers.get(scales[0]) if scales else None
+        stored = [name for name in product.input if name in self._tensors] if product and product.op_type == "Mul" else []
+        if len(stored) != 1:
+            raise CheckpointError(f"the scale of the weight of {node.name!r} cannot be told")
+        return stored[0]
 
     # --- tensors
 
@@ -305,9 +324,9 @@ class _Reader:
             raise CheckpointError(f"its weights have more than {untrusted.MOST_BYTES >> 20} MiB as float32, expected 330 MB")
         return untrusted.array(tensor)
 
-    def _float(self, value: np.ndarray) -> np.ndarray:
+    def _float(self, name: str, value: np.ndarray) -> np.ndarray:
         if value.dtype not in (np.float32, np.float16):
-            raise CheckpointError(f"a weight without scale is {value.dtype}, expected float32 or float16")
+            raise CheckpointError(f"{name!r}, which has no scale, is {value.dtype}, expected float32 or float16")
         self.precisions.add(FLOAT16 if value.dtype == np.float16 else FLOAT32)
         return value
 
@@ -367,9 +386,12 @@ def _add_bias(reader: _Reader, module: str, name: str) -> None:
 
 def _read_gather(reader: _Reader, node: NodeProto, module: str) -> None:
     """A table; of 8 bits if what was looked up is dequantized afterwards."""
-    table, after = _input(node, 0), reader.only_consumer(node)
-    if after is not None and after.op_type == "DequantizeLinear" and after.input[0] == node.output[0]:
-        reader.add(f"{module}.weight", reader.eight_bits(table, _input(after, 1), _input(after, 2), ()))
+    table = _input(node, 0)
+    if reader.is_integer(table):
+        scaling, value = reader.follow(node, ("Transpose", "Identity"), "DequantizeLinear")
+        if _input(scaling, 0) != value:
+            raise CheckpointError(f"{scaling.name!r} does not scale what {node.name!r} looked up")
+        reader.add(f"{module}.weight", reader.eight_bits(table, _input(scaling, 1), _input(scaling, 2), ()))
     else:
         reader.add(f"{module}.weight", reader.floats(table))
 
@@ -381,9 +403,10 @@ def _read_lstm(reader: _Reader, node: NodeProto, module: str) -> None:
 def _read_lstm_integer(reader: _Reader, node: NodeProto, module: str) -> None:
     """Microsoft's operator has [direction, in, gate · out] and scales per direction, or per direction and column."""
     w, r = (
-        reader.eight_bits(_input(node, i), _input(node, i + 7 + k), _input(node, i + 8 + k), (0, 2)).swapaxes(1, 2)
-        for k, i in enumerate((1, 2))
+        reader.eight_bits(*(_input(node, i) for i in (weight, scale, scale + 1)), (0, 2)) for weight, scale in ((1, 8), (2, 10))
     )
+    if w.ndim == r.ndim == 3:
+        w, r = w.swapaxes(1, 2), r.swapaxes(1, 2)
     _add_lstm(reader, node, module, w, r, reader.floats(_input(node, 3)))
 
 
@@ -398,8 +421,8 @@ def _add_lstm(reader: _Reader, node: NodeProto, module: str, w: np.ndarray, r: n
         r: [2, 4 · hidden, hidden]; what multiplies the state.
         bias: [2, 8 · hidden]; that of the input, then that of the state.
     """
-    hidden = r.shape[-1]
-    expected = ((2, 4 * hidden, w.shape[-1]), (2, 4 * hidden, hidden), (2, 8 * hidden))
+    hidden = bias.size // 16
+    expected = ((2, 4 * hidden, *w.shape[2:3]), (2, 4 * hidden, hidden), (2, 8 * hidden))
     if (w.shape, r.shape, bias.shape) != expected:
         found = ", ".join(str(list(x.shape)) for x in (w, r, bias))
         raise CheckpointError(f"{module} has weights and biases of {found}, expected {', '.join(str(list(e)) for e in expected)}")

@@ -87,6 +87,8 @@ def array(tensor: TensorProto) -> np.ndarray:
     if tensor.data_type not in DTYPES:
         raise CheckpointError(f"{name} is {_type_name(tensor.data_type)}, expected float32, float16, int8 or uint8")
     dtype, size = DTYPES[tensor.data_type], elements(tensor)
+    if size == 0:
+        raise CheckpointError(f"{name} {list(tensor.dims)} is empty")
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != size * dtype.itemsize:
             raise CheckpointError(
