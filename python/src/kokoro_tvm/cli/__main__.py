@@ -19,6 +19,7 @@ import typer
 from kokoro_tvm.cli.build import build_command
 from kokoro_tvm.cli.common import application, run
 from kokoro_tvm.cli.export import export
+from kokoro_tvm.cli.import_checkpoint import import_checkpoint
 from kokoro_tvm.cli.info import info
 from kokoro_tvm.cli.mac_bundle import mac_bundle
 from kokoro_tvm.cli.synth import synth
@@ -53,6 +54,7 @@ def application_table() -> typer.Typer:
     app.callback(invoke_without_command=True)(_options)
     app.command("compile", help="Compile all five components into one artifact.")(build_command(tuple(COMPONENTS)))
     app.command("export")(export)
+    app.command("import")(import_checkpoint)
     app.command("synth")(synth)
     app.command("voices")(_voices)
     app.command("info")(info)

@@ -27,9 +27,6 @@ from kokoro_tvm.config import PARTS
 from kokoro_tvm.errors import CheckpointError
 from kokoro_tvm.onnx import untrusted
 
-PUBLISHED_SHA256 = {"6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb": "kokoro-v1.0.int8.onnx"}
-"""Of files that are known byte for byte, with the name kokoro-onnx publishes them by."""
-
 EIGHT_BIT, FLOAT16, FLOAT32 = "8-bit, dequantised", "float16, widened", "float32"
 """What the weights of a file have gone through."""
 
