@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CACHE = Path(__file__).resolve().parents[1] / "build" / "test-cache"
 PACKAGE = Path(kokoro_tvm.__file__).parent
 
-_CHECKPOINT_SOURCES = ("reference", "config.py")
+_CHECKPOINT_SOURCES = ("reference", "config.py", "onnx/published.py", "onnx/untrusted.py")
 _ARTIFACT_SOURCES = (
     *_CHECKPOINT_SOURCES, "export", "passes", "kernels", "compile.py", "artifact.py", "targets.py", "native.py", "ops.py",
     "stages.py", "relax_component.py",
@@ -91,7 +91,7 @@ def _cached(name: str, version: str, make: Callable[[Path], object]) -> Path:
     return final
 
 
-def _checkpoint_folder(size: str) -> Path:
+def _synthetic_folder(size: str) -> Path:
     def make(folder: Path) -> None:
         from kokoro_tvm.reference import synthetic
 
@@ -100,13 +100,20 @@ def _checkpoint_folder(size: str) -> Path:
     return _cached(f"{size}-checkpoint", _version(_CHECKPOINT_SOURCES), make)
 
 
+def _checkpoint(size: str) -> Checkpoint:
+    """The smallest configuration's synthetic weights, or the published ones from the installed packages."""
+    from kokoro_tvm.onnx import packaged
+    from kokoro_tvm.reference.checkpoint import load_checkpoint
+
+    return load_checkpoint(_synthetic_folder(size)) if size == "tiny" else load_checkpoint(sha256=packaged.SHA256)
+
+
 def _artifact_folder(size: str, lstm_method: str = "extern", components: tuple[str, ...] = ()) -> Path:
     def make(folder: Path) -> None:
         from kokoro_tvm.compile import CompileOptions, compile_artifact
-        from kokoro_tvm.reference.checkpoint import load_checkpoint
         from kokoro_tvm.stages import COMPONENTS
 
-        checkpoint = load_checkpoint(_checkpoint_folder(size))
+        checkpoint = _checkpoint(size)
         options = CompileOptions.resolve(checkpoint, lstm_method=lstm_method)
         compile_artifact(components or list(COMPONENTS), checkpoint, options, folder)
 
@@ -117,10 +124,9 @@ def _artifact_folder(size: str, lstm_method: str = "extern", components: tuple[s
 def _metal_folder(size: str, dtype: str = "float32") -> Path:
     def make(folder: Path) -> None:
         from kokoro_tvm.compile import CompileOptions, compile_artifact
-        from kokoro_tvm.reference.checkpoint import load_checkpoint
         from kokoro_tvm.stages import COMPONENTS
 
-        checkpoint = load_checkpoint(_checkpoint_folder(size))
+        checkpoint = _checkpoint(size)
         options = CompileOptions.resolve(checkpoint, "metal-macos", dtype=dtype).emulated()
         # What does not round is the same code in every build.
         names = list(COMPONENTS) if dtype == "float32" else [n for n, c in COMPONENTS.items() if c.rounds]
@@ -135,10 +141,10 @@ def _onnx_folder(size: str) -> Path:
         from kokoro_tvm.export.onnx_graph import to_onnx
         from kokoro_tvm.export.program import export_program
         from kokoro_tvm.onnx.files import Source, write_component
-        from kokoro_tvm.reference.checkpoint import build_model, load_checkpoint
+        from kokoro_tvm.reference.checkpoint import build_model
         from kokoro_tvm.stages import COMPONENTS
 
-        checkpoint = load_checkpoint(_checkpoint_folder(size))
+        checkpoint = _checkpoint(size)
         model = build_model(checkpoint)
         source = Source.of(checkpoint.sha256, Path(checkpoint.source).name, checkpoint.synthetic, checkpoint.config)
         for name in COMPONENTS:
@@ -151,9 +157,7 @@ def _onnx_folder(size: str) -> Path:
 @pytest.fixture(scope="session")
 def tiny_checkpoint() -> Checkpoint:
     """The smallest configuration's synthetic weights; ``.source`` is the file's path."""
-    from kokoro_tvm.reference.checkpoint import load_checkpoint
-
-    return load_checkpoint(_checkpoint_folder("tiny"))
+    return _checkpoint("tiny")
 
 
 @pytest.fixture(scope="session")
@@ -176,16 +180,22 @@ def tiny64(tiny_checkpoint: Checkpoint) -> ReferenceModel:
 
 @pytest.fixture(scope="session")
 def full_checkpoint() -> Checkpoint:
-    """Synthetic weights of the published architecture; ``.source`` is the file's path."""
+    """The published weights, in 8 bits, from the installed packages."""
+    return _checkpoint("full")
+
+
+@pytest.fixture(scope="session")
+def full_synthetic_checkpoint() -> Checkpoint:
+    """Synthetic weights of the published architecture."""
     from kokoro_tvm.reference.checkpoint import load_checkpoint
 
-    return load_checkpoint(_checkpoint_folder("full"))
+    return load_checkpoint(_synthetic_folder("full"))
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint_dir() -> Path:
     """The folder of ``tiny_checkpoint``, without reading it."""
-    return _checkpoint_folder("tiny")
+    return _synthetic_folder("tiny")
 
 
 @pytest.fixture(scope="session")

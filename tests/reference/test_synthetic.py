@@ -26,8 +26,8 @@ VOICES = {"a": synthetic_voice(1), "b": synthetic_voice(2), "faint": synthetic_v
 
 
 @pytest.fixture(scope="module")
-def full32(full_checkpoint: Checkpoint) -> ReferenceModel:
-    return build_model(full_checkpoint)
+def full32(full_synthetic_checkpoint: Checkpoint) -> ReferenceModel:
+    return build_model(full_synthetic_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def traces(full32: ReferenceModel) -> list[Trace]:
     return result
 
 
-def test_full_architecture(full_checkpoint: Checkpoint) -> None:
-    count = sum(v.numel() for part in full_checkpoint.state.values() for k, v in part.items() if ".norm." not in k)
+def test_full_architecture(full_synthetic_checkpoint: Checkpoint) -> None:
+    count = sum(v.numel() for part in full_synthetic_checkpoint.state.values() for k, v in part.items() if ".norm." not in k)
     assert count == 81_763_410
 
 

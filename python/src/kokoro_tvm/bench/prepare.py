@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kokoro_tvm.bench.peers import DECODER, SUBJECTS, WHOLE, Files
-from kokoro_tvm.errors import ArtifactError, CheckpointError
+from kokoro_tvm.errors import ArtifactError
 
 if TYPE_CHECKING:
     import torch
-
-    from kokoro_tvm.reference.checkpoint import Checkpoint
 
 OPSET = 17
 SETUP = "setup.json"
@@ -40,41 +38,39 @@ class Weights:
 
     Attributes:
         files: Where everything lies or will lie.
-        sha256: Of the checkpoint.
-        source: Where it came from, for reports.
+        source: Where they came from and their precision, for reports.
         synthetic: Whether it is nobody's voice.
         vocabulary: Phoneme to token id.
     """
 
     files: Files
-    sha256: str
     source: str
     synthetic: bool
     vocabulary: dict[str, int]
 
 
 def weights(cache: Path, checkpoint: Path | None, artifact: Path | None) -> Weights:
-    """Finds the checkpoint, or makes a synthetic one where the hub cannot be reached, and writes it as kokoro reads it.
+    """Finds the checkpoint and writes it as kokoro reads it.
 
     Args:
         cache: Folder for everything that is made.
-        checkpoint: A weight file or its folder; the model hub's if None.
+        checkpoint: A weight file or its folder; the published weights if None.
         artifact: An artifact to measure; one in the cache if None.
 
     Raises:
         CheckpointError: The checkpoint was named and cannot be read.
         ArtifactError: The artifact is of another checkpoint.
     """
-    import torch
-
     from kokoro_tvm.artifact import read_manifest
-    from kokoro_tvm.reference.checkpoint import CHECKPOINT_FILE, CONFIG_FILE, SYNTHETIC_MARKER
+    from kokoro_tvm.reference.checkpoint import CHECKPOINT_FILE, CONFIG_FILE, load_checkpoint, save_weights
 
-    loaded, path = _checkpoint(cache, checkpoint)
+    compiled_from = read_manifest(artifact).checkpoint if artifact is not None else None
+    loaded = load_checkpoint(checkpoint, sha256=compiled_from.sha256 if compiled_from else None)
     folder = cache / f"weights-{loaded.sha256[:12]}"
     compiled = cache / f"artifact-{loaded.sha256[:12]}-{_digest(_COMPILES)}"
     files = Files(
-        checkpoint=path,
+        checkpoint=checkpoint,
+        sha256=loaded.sha256,
         weights=folder / CHECKPOINT_FILE,
         config=folder / CONFIG_FILE,
         artifact=artifact or compiled,
@@ -82,13 +78,12 @@ def weights(cache: Path, checkpoint: Path | None, artifact: Path | None) -> Weig
         onnx=cache / f"onnx-{loaded.sha256[:12]}-{importlib.metadata.version('torch')}-{_digest(('bench/prepare.py',))}",
         voice=folder / "voice.bin" if loaded.synthetic else None,
     )
-    if artifact is not None and (other := read_manifest(artifact).checkpoint).sha256 != loaded.sha256:
-        raise ArtifactError(f"{artifact} was compiled from {other.source}, not from {loaded.source}: name its checkpoint")
+    if compiled_from is not None and compiled_from.sha256 != loaded.sha256:
+        raise ArtifactError(f"{artifact} was compiled from {compiled_from.source}, not from {loaded.source}: name its checkpoint")
 
     def make(target: Path) -> None:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        content.pop(SYNTHETIC_MARKER, None)
-        torch.save(content, target / CHECKPOINT_FILE)
+        with (target / CHECKPOINT_FILE).open("wb") as file:
+            save_weights(loaded, file)
         (target / CONFIG_FILE).write_text(json.dumps(loaded.config.to_dict(), ensure_ascii=False), encoding="utf-8")
         if loaded.synthetic:
             from kokoro_tvm.reference.synthetic import write_synthetic_voice
@@ -96,25 +91,7 @@ def weights(cache: Path, checkpoint: Path | None, artifact: Path | None) -> Weig
             write_synthetic_voice(target / "voice.bin")
 
     _once(folder, make)
-    return Weights(files, loaded.sha256, loaded.source, loaded.synthetic, loaded.config.vocab)
-
-
-def _checkpoint(cache: Path, named: Path | None) -> tuple[Checkpoint, Path]:
-    from kokoro_tvm.reference.checkpoint import CHECKPOINT_FILE, load_checkpoint
-    from kokoro_tvm.reference.synthetic import write_synthetic_checkpoint
-
-    if named is not None:
-        loaded = load_checkpoint(named)
-        return loaded, Path(loaded.source)
-    try:
-        loaded = load_checkpoint()
-    except CheckpointError:
-        folder = cache / "synthetic"
-        _once(folder, write_synthetic_checkpoint)
-        return load_checkpoint(folder), folder / CHECKPOINT_FILE
-    from huggingface_hub import hf_hub_download
-
-    return loaded, Path(hf_hub_download(*loaded.source.rsplit("/", 1)))
+    return Weights(files, f"{loaded.source}, {loaded.precision}", loaded.synthetic, loaded.config.vocab)
 
 
 def artifact(files: Files, dtype: str = "float32") -> float | None:
@@ -128,7 +105,7 @@ def artifact(files: Files, dtype: str = "float32") -> float | None:
     note = folder.with_name(f"{folder.name}.{SETUP}")
     if not folder.is_dir():
         start = time.perf_counter()
-        checkpoint = load_checkpoint(files.checkpoint, files.config)
+        checkpoint = load_checkpoint(files.checkpoint, sha256=files.sha256)
         compile_artifact(tuple(COMPONENTS), checkpoint, CompileOptions.resolve(checkpoint, dtype=dtype), folder)
         note.write_text(json.dumps({"seconds": time.perf_counter() - start}), encoding="utf-8")
     return json.loads(note.read_text(encoding="utf-8"))["seconds"] if note.is_file() else None

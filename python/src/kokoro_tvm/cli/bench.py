@@ -28,7 +28,7 @@ def bench(
     threads: Annotated[str, typer.Option(help="Numbers of threads.")] = "1,2",
     runs: Annotated[int, typer.Option(help="Timed runs of every engine, alternating; the median counts.")] = 9,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="kokoro-v1_0.pth or its folder; from the model hub if absent, else synthetic.")
+        Path | None, typer.Option(help="kokoro-v1_0.pth, its folder or a published .onnx; the published weights if absent.")
     ] = None,
     artifact: Annotated[Path | None, typer.Option(help="What to measure; compiled for this CPU if absent.")] = None,
     voice: Annotated[str | None, typer.Option(help="As for synth; one that suits the weights if absent.")] = None,

@@ -16,7 +16,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kokoro_tvm.cli.common import FAILED, compiler_packages, console, peak_memory, rows_table, warn_synthetic
+from kokoro_tvm.cli.common import FAILED, announce, compiler_packages, console, peak_memory, rows_table
 from kokoro_tvm.config import DEFAULT_SEQ_LEN
 from kokoro_tvm.errors import InputError
 
@@ -66,7 +66,7 @@ def build_command(choices: Sequence[str]) -> Callable[..., int]:
     def command(
         component: Annotated[str, typer.Option(help="One component, or all that this program knows.")] = "all",
         checkpoint: Annotated[
-            Path | None, typer.Option(help="kokoro-v1_0.pth or its folder; from the model hub if absent.")
+            Path | None, typer.Option(help="kokoro-v1_0.pth, its folder or a published .onnx; the published weights if absent.")
         ] = None,
         config: Annotated[Path | None, typer.Option(help="config.json; the one beside the weights if absent.")] = None,
         target: Annotated[str, typer.Option(help="llvm, metal-macos or metal-ios (experimental: never run on a Mac).")] = "llvm",
@@ -120,7 +120,7 @@ def _plan(names: Sequence[str], request: Request) -> int:
     if request.checkpoint or request.config:
         checkpoint = load_checkpoint(request.checkpoint, request.config)
     else:
-        checkpoint = Checkpoint(published_config(), {}, "", False, "the model hub (not asked: dry run)")
+        checkpoint = Checkpoint(published_config(), {}, "", False, "the published weights (not read: dry run)")
     _print_plan(names, request, checkpoint, request.resolve(checkpoint).rows())
     console.print("Dry run: nothing was compiled.")
     return 0
@@ -132,7 +132,7 @@ def _print_plan(names: Sequence[str], request: Request, checkpoint: Checkpoint, 
     if request.dump_directory:
         about.append(("IR", str(request.dump_directory)))
     console.print(rows_table(about))
-    warn_synthetic(checkpoint.synthetic)
+    announce(checkpoint)
 
 
 def _build(names: Sequence[str], request: Request, force: bool, validate: bool) -> int:

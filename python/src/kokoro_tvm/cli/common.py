@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from rich.table import Table
 
 from kokoro_tvm import environment
 from kokoro_tvm.errors import KokoroTvmError, OutputError, ToolchainError
+
+if TYPE_CHECKING:
+    from kokoro_tvm.reference.checkpoint import Checkpoint
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 NOT_SPEECH = "The weights are synthetic: the full pipeline runs, but what it says is not speech."
@@ -124,6 +127,13 @@ def warn_synthetic(synthetic: bool) -> None:
     """Says that the weights are no speaker's, where that is so."""
     if synthetic:
         console.print(NOT_SPEECH, style="bold yellow")
+
+
+def announce(checkpoint: Checkpoint) -> None:
+    """Says what whoever asked for a checkpoint should know of it."""
+    if checkpoint.notice:
+        console.print(escape(checkpoint.notice), style="yellow")
+    warn_synthetic(checkpoint.synthetic)
 
 
 def peak_memory() -> float:

@@ -1,42 +1,41 @@
-"""The demonstration behind ``scripts/demo``: from nothing to ``build/hello.wav``, with embedded defaults.
+"""The demonstration behind ``scripts/demo``: from nothing to speech in ``build/hello.wav``, with embedded defaults.
 
-What it is: checkpoint (from the hub, or synthetic if that cannot be reached, and said so), compile for this CPU, speak, and a
-table of where the time went. Steps whose result is in place are left out. What it is not: a tool; see ``kokoro-tvm compile`` and
+What it is: weights (from the model hub, else from packages, and said so), compile for this CPU, speak, draw, and tables of where
+the time went. Steps whose result is in place are left out. What it is not: a tool; see ``kokoro-tvm compile`` and
 ``kokoro-tvm synth``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from kokoro_tvm.errors import CheckpointError, KokoroTvmError
+from kokoro_tvm.cli.common import announce, console
+from kokoro_tvm.errors import KokoroTvmError
 from kokoro_tvm.stages import COMPONENTS
 
-if TYPE_CHECKING:
-    from kokoro_tvm.reference.checkpoint import Checkpoint
-
 PACKAGE = Path(__file__).resolve().parents[1]
+TEXT = "Hello world! This voice was compiled ahead of time."
 VOICE = "af_heart"
-
-console = Console(soft_wrap=True)
 
 
 def demo(
-    text: Annotated[str, typer.Option(help="What to say.")] = "Hello world",
-    build: Annotated[Path, typer.Option(help="Where checkpoint, artifact and audio go.")] = Path("build"),
+    text: Annotated[str, typer.Option(help="What to say.")] = TEXT,
+    voice: Annotated[str, typer.Option(help="Who says it: af_heart, bm_george, or a file.")] = VOICE,
+    build: Annotated[Path, typer.Option(help="Where artifact, audio and picture go.")] = Path("build"),
     threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
 ) -> None:
     """Speaks a text to ``build/hello.wav``, making everything that is needed for it."""
-    artifact, voice, synthetic = _prepare(build)
+    artifact = build / "demo" / _fingerprint()
+    if not (artifact / "manifest.json").is_file():
+        _compile(artifact)
     from kokoro_tvm.cli.synth import time_components, times_table
     from kokoro_tvm.runtime.audio import write_audio
+    from kokoro_tvm.runtime.picture import write_spectrogram
     from kokoro_tvm.runtime.synthesis import load
 
     start = time.perf_counter()
@@ -53,47 +52,23 @@ def demo(
     table.add_row("the first time", f"{1e3 * first:.1f}")
     console.print(table)
     path = write_audio(build / "hello.wav", speech.samples)
-    console.print(f"[bold]{path}[/bold]: {speech.seconds:.3f} s, {len(speech.samples)} samples, phonemes {speech.phonemes}")
-    if synthetic:
-        console.print("[bold yellow]The weights are synthetic: full model, full size, but this is not speech.[/bold yellow]")
+    picture = write_spectrogram(build / "hello.png", speech)
+    weights = synthesizer.engine.manifest.checkpoint
+    console.print(f"weights: {weights.source}, {weights.precision}; voice {voice}")
+    console.print(f"[bold]{path}[/bold]: {speech.seconds:.3f} s, {len(speech.samples)} samples: {text}")
+    console.print(f"[bold]{picture}[/bold]: its spectrogram; phonemes {speech.phonemes}")
 
 
-def _prepare(build: Path) -> tuple[Path, str, bool]:
-    """Artifact folder, voice, and whether the weights are synthetic; compiles only if these sources have not yet."""
-    done = build / "demo" / _fingerprint()
-    for kind in ("published", "synthetic"):
-        if (done / kind / "manifest.json").is_file():
-            return done / kind, _voice(build, kind == "synthetic"), kind == "synthetic"
-    checkpoint = _checkpoint(build)
-    artifact = done / ("synthetic" if checkpoint.synthetic else "published")
-    _compile(checkpoint, artifact)
-    return artifact, _voice(build, checkpoint.synthetic), checkpoint.synthetic
-
-
-def _checkpoint(build: Path) -> Checkpoint:
-    """The published checkpoint, or a synthetic one where the model hub cannot be reached."""
+def _compile(artifact: Path) -> None:
+    """Compiles the published weights for this CPU, saying where they came from and what takes how long."""
+    from kokoro_tvm.compile import CompileOptions, compile_artifact
     from kokoro_tvm.reference.checkpoint import load_checkpoint
 
-    # Its retries are announced by the line below, not one by one.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        with console.status("asking the model hub for Kokoro-82M"):
-            return load_checkpoint()
-    except CheckpointError as error:
-        console.print(f"[yellow]{error}[/yellow]")
-        console.print("[yellow]Going on with a synthetic checkpoint: the full architecture, calibrated random weights.[/yellow]")
-    from kokoro_tvm.reference.synthetic import write_synthetic_checkpoint
-
-    folder = build / "synthetic"
-    if not (folder / "config.json").is_file():
-        with console.status("writing the synthetic checkpoint (about a minute)"):
-            write_synthetic_checkpoint(folder)
-    return load_checkpoint(folder)
-
-
-def _compile(checkpoint: Checkpoint, artifact: Path) -> None:
-    from kokoro_tvm.compile import CompileOptions, compile_artifact
-
+    start = time.perf_counter()
+    with console.status("getting the weights of Kokoro-82M"):
+        checkpoint = load_checkpoint()
+    announce(checkpoint)
+    console.print(f"weights read and checked in {time.perf_counter() - start:.0f} s")
     start = time.perf_counter()
     options = CompileOptions.resolve(checkpoint)
     with console.status("compiling") as status:
@@ -102,19 +77,6 @@ def _compile(checkpoint: Checkpoint, artifact: Path) -> None:
             listener=lambda name, phase: status.update(f"compiling {name}: {phase}"),
         )  # fmt: skip
     console.print(f"compiled for this CPU ({options.target.mcpu}) in {time.perf_counter() - start:.0f} s")
-
-
-def _voice(build: Path, synthetic: bool) -> str:
-    """The published voice, or a synthetic one beside a synthetic checkpoint."""
-    if not synthetic:
-        return VOICE
-    from kokoro_tvm.reference.synthetic import write_synthetic_voice
-
-    path = build / "synthetic" / "voice.bin"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_synthetic_voice(path)
-    return str(path)
 
 
 def _fingerprint() -> str:

@@ -34,7 +34,7 @@ class Request:
         mode: None for the usual one.
         frames: Of the decoder; 0 for all, None for ``FRAMES``.
         lib_dir: An artifact for metal-macos that has to hold the programs that are judged.
-        checkpoint: The weights; from the model hub if None.
+        checkpoint: The weights; the published ones if None.
         speech: Text, phonemes, voice, speed, seed and language, as ``Workbench.utterances`` takes them.
         save_dir: For the report.
         json_file: For every figure.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from kokoro_tvm.cli.common import compiler_packages, console, warn_synthetic
+from kokoro_tvm.cli.common import announce, compiler_packages, console
 from kokoro_tvm.errors import InputError
 from kokoro_tvm.stages import COMPONENTS
 
@@ -29,7 +29,7 @@ def export(
     format_: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
     component: Annotated[str, typer.Option(help=f"{', '.join(COMPONENTS)}, or all.")] = "all",
     checkpoint: Annotated[
-        Path | None, typer.Option(help="kokoro-v1_0.pth or its folder; from the model hub if absent.")
+        Path | None, typer.Option(help="kokoro-v1_0.pth, its folder or a published .onnx; the published weights if absent.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="config.json; the one beside the weights if absent.")] = None,
     output_dir: Annotated[
@@ -64,7 +64,7 @@ def export(
         written = _read(output_dir, names)
     console.print(_table(written))
     console.print(f"{output_dir}: {time.perf_counter() - start:.1f} s, from {loaded.source}")
-    warn_synthetic(loaded.synthetic)
+    announce(loaded)
     return _validate(names, output_dir, loaded) if validate else 0
 
 

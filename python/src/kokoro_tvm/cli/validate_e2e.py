@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kokoro_tvm.cli import validation
-from kokoro_tvm.cli.common import FAILED, console, single, warn_synthetic
+from kokoro_tvm.cli.common import FAILED, announce, console, single
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.e2e import Result
@@ -86,7 +86,7 @@ def _verdict(results: Sequence[Result], bench: Workbench, save_dir: Path) -> int
     if len(results) > 1:
         console.print("; ".join(f"{name}: {value:.1f}" for name, value in e2e.summary(results).items()))
     console.print(f"report: {save_dir}")
-    warn_synthetic(bench.checkpoint.synthetic)
+    announce(bench.checkpoint)
     return 0 if results and all(r.passed for r in results) else FAILED
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kokoro_tvm.cli import validation
-from kokoro_tvm.cli.common import FAILED, console, rows_table, single, warn_synthetic
+from kokoro_tvm.cli.common import FAILED, announce, console, rows_table, single
 from kokoro_tvm.cli.emulation import Request, validate_emulated
 from kokoro_tvm.errors import InputError
 
@@ -125,7 +125,7 @@ def _verdict(reports: Sequence[Report], bench: Workbench, save_dir: Path) -> int
             console.print(ALIEN.format(output), style="bold red")
     failures = [r for report in reports for r in report.failures]
     console.print(f"report: {save_dir / 'report.html'}")
-    warn_synthetic(bench.checkpoint.synthetic)
+    announce(bench.checkpoint)
     if failures:
         first = failures[0]
         where = f"{first.stage} ({first.tensor}, {first.mode})"

@@ -29,7 +29,7 @@ Voice = Annotated[
 Speed = Annotated[float, typer.Option(help="2 is twice as fast.")]
 Seed = Annotated[int, typer.Option(help="Of the source's noise.")]
 Lang = Annotated[str, typer.Option(help="Language of the text.")]
-Weights = Annotated[Path | None, typer.Option(help="The weights the artifact was made from; from the model hub if absent.")]
+Weights = Annotated[Path | None, typer.Option(help="The weights it was made from; the published ones if absent.")]
 Device = Annotated[str, typer.Option(help="cpu.")]
 LibDir = Annotated[Path, typer.Option(help="The compiled artifact.")]
 Backend = Annotated[str, typer.Option(help="tvm (--lib-dir) or onnxruntime (--onnx-dir).")]

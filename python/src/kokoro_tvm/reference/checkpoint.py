@@ -23,21 +23,26 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import hf_hub_download, hf_hub_url
+from huggingface_hub.utils import get_session
 
 from kokoro_tvm.config import ModelConfig
 from kokoro_tvm.errors import CheckpointError, ToolchainError
+from kokoro_tvm.onnx import packaged
 from kokoro_tvm.reference.model import PARTS, REPOSITORY, ReferenceModel, expected_shapes, published_config
 
 CHECKPOINT_FILE = "kokoro-v1_0.pth"
 CONFIG_FILE = "config.json"
 PROVENANCE_FILE = "provenance.json"
 """Beside a weight file that was made from another: a :class:`Provenance`."""
+HUB_TIMEOUT = 5.0
+"""Seconds that the model hub has to answer."""
 PUBLISHED_SHA256 = "496dba118d1a58f5f3db2efc88dbdc216e0483fc89fe6e47ee1f2c53f18ad1e4"
 """Of ``kokoro-v1_0.pth``, from the model card of ``hexgrad/Kokoro-82M``."""
 SYNTHETIC_MARKER = "synthetic"
@@ -62,6 +67,7 @@ class Checkpoint:
         synthetic: True for a file that ``synthetic.write_synthetic_checkpoint`` wrote.
         source: The weight file, or repository and file on the hub.
         precision: What the weights have gone through: ``float32``, or words such as ``8-bit, dequantised``.
+        notice: What whoever asked for them should be told: where they were taken from instead; empty if nothing.
     """
 
     config: ModelConfig
@@ -70,11 +76,12 @@ class Checkpoint:
     synthetic: bool
     source: str
     precision: str = "float32"
+    notice: str = ""
 
     @property
     def published(self) -> bool:
-        """Whether this is the published Kokoro-82M v1.0, byte for byte."""
-        return self.sha256 == PUBLISHED_SHA256
+        """Whether this is a published file of Kokoro-82M v1.0, byte for byte, in full precision or in 8 bits."""
+        return self.sha256 in (PUBLISHED_SHA256, packaged.SHA256)
 
 
 @dataclass(frozen=True)
@@ -98,26 +105,61 @@ class Provenance:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
 
 
-def load_checkpoint(model: Path | str | None = None, config: Path | str | None = None) -> Checkpoint:
+def load_checkpoint(
+    model: Path | str | None = None, config: Path | str | None = None, sha256: str | None = None
+) -> Checkpoint:
     """Reads and checks weights and configuration.
 
     Args:
         model: A ``.pth`` file, a directory that holds ``kokoro-v1_0.pth``, or a published export ending in ``.onnx``. Default:
-            the file on the model hub, from the hub's cache where it is already there (``HF_HUB_OFFLINE`` and ``HF_HOME`` are
-            the hub client's).
-        config: A ``config.json``. Default: the one beside the weights, or the one on the hub; for an ONNX file without one,
-            the published one.
+            the published weights, from the model hub or, where that cannot be reached, from installed packages, in 8 bits.
+        config: A ``config.json``. Default: the one beside the weights, or the published one.
+        sha256: Without ``model``: which of the published weights are wanted, where something was made from one of them.
 
     Returns:
         Weights in float32 that cover every parameter of the architecture.
 
     Raises:
-        CheckpointError: A file is missing, damaged or unsafe, the hub cannot be reached, or the weights do not match:
-            one error then names every missing, unexpected, mis-shaped and non-finite tensor.
+        CheckpointError: A file is missing, damaged or unsafe, the published weights cannot be had, or the weights do not
+            match: one error then names every missing, unexpected, mis-shaped and non-finite tensor.
     """
-    if model is not None and Path(model).suffix == ".onnx":
+    if model is None:
+        return _published_checkpoint(sha256, config)
+    if Path(model).suffix == ".onnx":
         return _load_onnx(Path(model), config)
-    weights, settings, source = _locate(model, config)
+    weights, settings = _locate(Path(model), config)
+    return _load_pth(weights, settings, str(weights))
+
+
+def _published_checkpoint(sha256: str | None, config: Path | str | None) -> Checkpoint:
+    """The file on the model hub or in its client's cache, or, where that cannot be had, the 8-bit one of the installed packages.
+
+    ``HF_HUB_OFFLINE`` and ``HF_HOME`` are the hub client's.
+    """
+    unreachable = ""
+    if sha256 != packaged.SHA256:
+        try:
+            settings = Path(config) if config else _from_hub(CONFIG_FILE)
+            return _load_pth(_from_hub(CHECKPOINT_FILE), settings, f"{REPOSITORY}/{CHECKPOINT_FILE}")
+        except _HubError as error:
+            unreachable = str(error)
+    try:
+        content = packaged.packaged_file()
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{unreachable}{'; ' if unreachable else ''}{error}; or download {CHECKPOINT_FILE} and {CONFIG_FILE} of {REPOSITORY} "
+            "on a machine with network access and name their directory as the checkpoint"
+        ) from error
+    checkpoint = checkpoint_from_onnx(content, packaged.SOURCE, ModelConfig.from_file(Path(config)) if config else None)
+    return replace(checkpoint, notice=_notice(unreachable, checkpoint))
+
+
+def _notice(unreachable: str, checkpoint: Checkpoint) -> str:
+    reason = f"{unreachable}. " if unreachable else ""
+    return f"{reason}Taking the weights from {checkpoint.source}: {checkpoint.precision}; licence {packaged.LICENCE}."
+
+
+def _load_pth(weights: Path, settings: Path, source: str) -> Checkpoint:
     parsed = ModelConfig.from_file(settings)
     content = _unpickle(weights)
     synthetic = SYNTHETIC_MARKER in content
@@ -208,31 +250,36 @@ def _recorded_precision(path: Path, sha256: str) -> str:
     return str(provenance.precision) if provenance.sha256 == sha256 else "float32"
 
 
-def _locate(model: Path | str | None, config: Path | str | None) -> tuple[Path, Path, str]:
-    """The weight file, the configuration file and a name for where they came from."""
-    if model is None:
-        weights = _from_hub(CHECKPOINT_FILE)
-        return weights, Path(config) if config else _from_hub(CONFIG_FILE), f"{REPOSITORY}/{CHECKPOINT_FILE}"
-    path = Path(model)
+def _locate(path: Path, config: Path | str | None) -> tuple[Path, Path]:
+    """The weight file and the configuration file."""
     weights = path / CHECKPOINT_FILE if path.is_dir() else path
     if not weights.is_file():
         raise CheckpointError(f"no weight file {weights}: expected {CHECKPOINT_FILE} from {REPOSITORY}")
     settings = Path(config) if config else weights.parent / CONFIG_FILE
     if not settings.is_file():
         raise CheckpointError(f"no configuration {settings}: put {CONFIG_FILE} beside {weights.name} or name its path")
-    return weights, settings, str(weights)
+    return weights, settings
+
+
+class _HubError(CheckpointError):
+    """The hub cannot give a file."""
 
 
 def _from_hub(filename: str) -> Path:
+    """A file of the hub's cache, or downloaded.
+
+    Raises:
+        _HubError: Neither.
+    """
+    with suppress(Exception):  # whatever is wrong with the cache, a download mends it or says what it is
+        return Path(hf_hub_download(repo_id=REPOSITORY, filename=filename, local_files_only=True))
     try:
+        # The client tries again for half a minute, every time, where there is no network at all.
+        get_session().head(hf_hub_url(REPOSITORY, filename), timeout=HUB_TIMEOUT)
         return Path(hf_hub_download(repo_id=REPOSITORY, filename=filename))
     except Exception as error:  # the hub client raises unrelated types for no network, offline mode, proxies and HTTP
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"cannot get {filename} from the model hub ({REPOSITORY}): {reason}. "
-            f"Download {CHECKPOINT_FILE} and {CONFIG_FILE} once on a machine with network access and name their "
-            "directory as the model, or unset HF_HUB_OFFLINE if it is set"
-        ) from error
+        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        raise _HubError(f"{filename} cannot be had from the model hub ({REPOSITORY}): {reason}") from error
 
 
 def _unpickle(path: Path) -> dict[str, Any]:

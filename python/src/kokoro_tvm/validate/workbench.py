@@ -58,8 +58,8 @@ class Workbench:
             CheckpointError: The checkpoint cannot be read.
             ArtifactError: The engine's model was made from other weights.
         """
-        loaded = load_checkpoint(checkpoint)
         compiled = engine.manifest.checkpoint
+        loaded = load_checkpoint(checkpoint, sha256=compiled.sha256)
         if compiled.sha256 != loaded.sha256:
             raise ArtifactError(
                 f"{engine.directory} was compiled from {compiled.source} (sha256 {compiled.sha256[:12]}), not from "

@@ -29,7 +29,8 @@ class Files:
     """What the engines load, all made from one checkpoint.
 
     Attributes:
-        checkpoint: The weight file, as ``reference.checkpoint`` reads it.
+        checkpoint: The weight file or its folder, as ``reference.checkpoint`` reads it; None for published weights.
+        sha256: Of the weights.
         weights: The same without our marker, as kokoro's own loader reads it.
         config: ``config.json``.
         artifact: What ``kokoro-tvm compile`` made of it.
@@ -38,7 +39,8 @@ class Files:
         voice: A style table that suits the weights, or None: published ones have published voices.
     """
 
-    checkpoint: Path
+    checkpoint: Path | None
+    sha256: str
     weights: Path
     config: Path
     artifact: Path
