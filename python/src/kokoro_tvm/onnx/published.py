@@ -78,8 +78,6 @@ def read_published(file: Path | bytes, source: str | None = None) -> PublishedWe
     try:
         reader = _Reader(model.graph)
         reader.read()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{name} is damaged: a name in it is no text") from error
     except CheckpointError as error:
         raise CheckpointError(f"{name} is no ONNX export of Kokoro-82M that can be read: {error}") from error
     precision = next((p for p in (EIGHT_BIT, FLOAT16) if p in reader.precisions), FLOAT32)

@@ -8,12 +8,13 @@ of what a graph means (``published``), nor the reader of this project's own file
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
 from kokoro_tvm.errors import CheckpointError
 
@@ -70,9 +71,20 @@ def parse(content: bytes, source: str) -> ModelProto:
             raise CheckpointError(
                 f"{source} holds more than {MOST_STRUCTURE >> 20} MiB besides its tensors' raw data, expected an ONNX file with 2"
             )
-        return onnx.load_model_from_string(content)
+        model = onnx.load_model_from_string(content)
     except (DecodeError, _NotProtobufError) as error:
         raise CheckpointError(f"{source} is damaged, truncated, or no ONNX file") from error
+    # This version of protobuf takes any bytes for a string, and then hands out bytes.
+    if not all(isinstance(name, str) for name in _names(model.graph)):
+        raise CheckpointError(f"{source} is damaged: a name in it is no text")
+    return model
+
+
+def _names(graph: GraphProto) -> Iterator[str | bytes]:
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute))
+    for named in (*graph.initializer, *graph.input, *graph.output):
+        yield named.name
 
 
 def array(tensor: TensorProto) -> np.ndarray:
