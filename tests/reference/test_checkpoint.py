@@ -15,10 +15,10 @@ import pytest
 import torch
 from kokoro.model import KModel
 
-from kokoro_tvm.errors import CheckpointError
+from kokoro_tvm.errors import CheckpointError, ToolchainError
 from kokoro_tvm.onnx import packaged
 from kokoro_tvm.reference import checkpoint
-from kokoro_tvm.reference.checkpoint import Checkpoint, build_model, load_checkpoint
+from kokoro_tvm.reference.checkpoint import Checkpoint, Provenance, build_model, load_checkpoint
 from kokoro_tvm.reference.model import PARTS, expected_shapes, published_config
 
 REMOVED = "module.lstm.weight_hh_l0"
@@ -214,3 +214,21 @@ def test_building_leaves_the_random_state_alone(tiny_checkpoint: Checkpoint) -> 
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float64}
     assert model.decoder.generator.stft.window.dtype == torch.float64
+
+
+def test_provenance_of_these_weights_is_carried_on(folder: Path, tiny_checkpoint: Checkpoint) -> None:
+    """What lies beside other weights than it speaks of says nothing; what cannot be read is not taken for full precision."""
+    (folder / "kokoro-v1_0.pth").symlink_to(tiny_checkpoint.source)
+    for sha256, precision in ((tiny_checkpoint.sha256, "8-bit, dequantised"), ("0" * 64, "float32")):
+        text = Provenance(sha256, "8-bit, dequantised", "small.onnx", "1" * 64).to_json()
+        (folder / "provenance.json").write_text(text, encoding="utf-8")
+        assert load_checkpoint(folder).precision == precision
+    (folder / "provenance.json").write_text('{"sha256": 1}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"cannot read .*provenance\.json.*import the weights again"):
+        load_checkpoint(folder)
+
+
+def test_reading_onnx_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ToolchainError, match=r"any\.onnx needs the package onnx: pip install"):
+        load_checkpoint(tmp_path / "any.onnx")

@@ -77,7 +77,8 @@ def read_published(file: Path | bytes, source: str | None = None) -> PublishedWe
     model = untrusted.parse(file if isinstance(file, bytes) else untrusted.read_bytes(file), name)
     try:
         reader = _Reader(model.graph)
-        reader.read()
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever judges the weights names those that are not finite
+            reader.read()
     except CheckpointError as error:
         raise CheckpointError(f"{name} is no ONNX export of Kokoro-82M that can be read: {error}") from error
     precision = next((p for p in (EIGHT_BIT, FLOAT16) if p in reader.precisions), FLOAT32)

@@ -93,7 +93,7 @@ def array(tensor: TensorProto) -> np.ndarray:
     Raises:
         CheckpointError: Its data lies in another file, its type is none of ``DTYPES``, or its shape and its data disagree.
     """
-    name = tensor.name or "(no name)"
+    name = repr(tensor.name)
     if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
         raise CheckpointError(f"the data of {name} lies in another file, expected one file that holds all weights")
     if tensor.data_type not in DTYPES:
@@ -118,7 +118,7 @@ def elements(tensor: TensorProto) -> int:
     """
     dims = list(tensor.dims)
     if len(dims) > 8 or any(d < 0 or d > MOST_BYTES for d in dims) or math.prod(dims) * 4 > MOST_BYTES:
-        raise CheckpointError(f"{tensor.name or '(no name)'} has the shape {dims[:8]}, which no weight of this model has")
+        raise CheckpointError(f"{tensor.name!r} has the shape {dims[:8]}, which no weight of this model has")
     return math.prod(dims)
 
 
