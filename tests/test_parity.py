@@ -14,6 +14,7 @@ from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.stages import COMPONENTS
 from kokoro_tvm.validate.parity import PHONEMES, TOLERANCE, check_component
+from kokoro_tvm.validate.tolerances import BEHIND_DB
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,9 @@ def test_components(name: str, engine: Engine, model: ReferenceModel, single: Re
     for record in records:
         assert 0 < record.pytorch_db < 200
         assert record.passed, record
-        assert record.floor_db == TOLERANCE[name].floor_db == (90.0 if name == "decoder" else 100.0)
+        # Of what any weights allow and what PyTorch keeps of these, the higher one.
+        assert TOLERANCE[name].floor_db == (90.0 if name == "decoder" else 100.0)
+        assert record.floor_db == max(TOLERANCE[name].floor_db, record.pytorch_db - BEHIND_DB)
         assert record.finite
         assert record.max_abs > 0
 

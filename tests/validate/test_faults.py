@@ -74,7 +74,7 @@ def failures(cached, compiled, utterance, stage=None):
         assert records
         return [r.tensor for r in records if not r.passed]
     chains = {name: steps.chain(s, utterance) for name, s in _regimes(subjects).items()}
-    return [r.tensor for r in steps.judge_chained(truth, chains, utterance) if not r.passed]
+    return [r.tensor for r in steps.judge_chained(subjects, truth, chains, utterance) if not r.passed]
 
 
 def _truth(cached, utterance):

@@ -7,6 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from kokoro_tvm.reference import components
+from kokoro_tvm.reference.synthetic import synthetic_voice
+from kokoro_tvm.reference.trace import trace
+from kokoro_tvm.validate import published
 from kokoro_tvm.validate.metrics import branch_flips, compare, compare_phase, missing, snr_db
 from kokoro_tvm.validate.tolerances import CHAINED, EXACT, STAGES, Tolerance
 
@@ -60,6 +64,58 @@ def test_phases_are_compared_on_the_circle_and_by_magnitude():
 
 def test_a_turn_is_counted():
     assert branch_flips(np.array([-3.14, 1.0]), np.array([3.14, 1.0])) == 1
+
+
+def test_who_lies_behind_pytorch_fails():
+    """Compared with twice its error; never asked for more than one rounding leaves, nor for less than the floor."""
+    truth = np.linspace(1, 2, 1000)
+
+    def off(snr: float):
+        return compare(truth + np.sqrt(np.mean(truth**2)) * 10 ** (-snr / 20) * np.resize([1.0, -1.0], 1000), truth)
+
+    floor = Tolerance("test", 90.0, "for this test")
+    assert floor.passes(off(118), off(120))
+    assert not floor.passes(off(116), off(120))
+    assert floor.passes(off(148), off(200))
+    assert not floor.passes(off(89), off(60))
+    assert floor.passes(off(91), missing(truth))
+    assert not floor.passes(missing(truth), off(60))
+    assert Tolerance("test", 90.0, "for this test", behind_db=math.inf).passes(off(91), off(120))
+    assert not Tolerance("test", 90.0, "for this test", behind_db=-5.0).passes(off(124), off(120))
+
+
+def _published(loss: float):
+    """Every floor on the published weights, and a tensor that lost so many dB of the least that was measured."""
+    for stage in STAGES:
+        for pattern, least in published.ISOLATED[stage.name]:
+            tensor = pattern.replace("*", "0")
+            tolerance = published.on_published_weights(stage.name, tensor, "isolated", stage.tolerance(tensor))
+            yield tensor, tolerance, least - loss
+    for tensor, least in published.CHAINED.items():
+        stage, tolerance = CHAINED[tensor]
+        yield tensor, published.on_published_weights(stage, tensor, "chained", tolerance), least - loss
+
+
+@pytest.mark.parametrize(("loss", "passes"), [(0.0, True), (10.0, False)])
+def test_a_loss_of_10_db_fails_on_published_weights(loss, passes):
+    found = list(_published(loss))
+    assert len(found) > 40
+    assert {name: snr >= tolerance.floor(None) for name, tolerance, snr in found} == {name: passes for name, *_ in found}
+
+
+def test_every_tensor_has_a_floor_on_published_weights(tiny64):
+    """And a higher one than with any weights."""
+    ids = components.token_ids(tiny64, "hˈO")
+    names = list(trace(tiny64, ids, components.style_row(synthetic_voice(0), ids), components.seeded_noise(0)))
+    for stage in STAGES:
+        expected = [n for n in stage.expected(names) if not n.startswith("ups.")]
+        assert expected
+        for tensor in expected:
+            raised = published.on_published_weights(stage.name, tensor, "isolated", stage.tolerance(tensor))
+            assert raised.floor_db > stage.tolerance(tensor).floor_db
+    for tensor, (stage, tolerance) in CHAINED.items():
+        raised = published.on_published_weights(stage, tensor, "chained", tolerance)
+        assert (raised is tolerance) if tolerance is EXACT else (raised.floor_db > tolerance.floor_db)
 
 
 def test_every_tolerance_has_a_name_and_a_reason():

@@ -154,10 +154,9 @@ def _judge(
     found = compare(result[inside], truth)
     beyond = result.copy()
     beyond[inside] = 0
-    floor = tolerance.floor_db
-    # A comparison with NaN is false: what cannot be measured does not pass.
-    passed = found.comparable and found.snr_db >= floor and not beyond.any()
-    yardstick = compare(single, truth).snr_db
+    yardstick = compare(single, truth)
+    passed = tolerance.passes(found, yardstick) and not beyond.any()
     return ParityRecord(
-        component, output, phonemes, found.snr_db, yardstick, found.max_abs, found.finite == 1, floor, bool(passed)
-    )
+        component, output, phonemes, found.snr_db, yardstick.snr_db, found.max_abs, found.finite == 1, tolerance.floor(yardstick),
+        bool(passed),
+    )  # fmt: skip

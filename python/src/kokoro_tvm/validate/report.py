@@ -119,7 +119,7 @@ def steps_table(report: steps.Report) -> Table:
         measured = [r.measured.get(regime) for regime in _REGIMES]
         static, unbounded, compiled, single = (decibels(m.snr_db if m else None) for m in measured)
         verdict = "[green]ok[/green]" if r.passed else "[bold red]FAILS[/bold red]"
-        table.add_row(f"  {r.tensor}", static, unbounded, compiled, decibels(r.tolerance.floor_db), single, verdict)
+        table.add_row(f"  {r.tensor}", static, unbounded, compiled, decibels(r.floor_db), single, verdict)
     return table
 
 
@@ -233,7 +233,7 @@ def errors_picture(records: Sequence[steps.Record]) -> str:
     colours = ["tab:green" if r.passed else "tab:red" for r in shown]
     axis.barh(y, values(steps.COMPILED), height=0.7, color=colours, label="compiled")
     axis.plot(values(steps.SINGLE), y, "k.", label="float32 PyTorch")
-    axis.plot([r.tolerance.floor_db for r in shown], y, "b|", markersize=9, label="floor of the compiled")
+    axis.plot([r.floor_db for r in shown], y, "b|", markersize=9, label="floor of the compiled")
     axis.set_yticks(y, [f"{r.stage}: {r.tensor}{' (chained)' if r.mode == 'chained' else ''}" for r in shown], fontsize=7)
     axis.margins(y=0.01)
     axis.invert_yaxis()
@@ -384,7 +384,7 @@ def _row(record: steps.Record) -> list[str]:
     span = lambda r: f"{r[0]:.3g} … {r[1]:.3g}"  # noqa: E731
     return [
         record.stage, record.tensor, record.mode, static, unbounded, compiled, decibels(record.hop_db), single,
-        decibels(record.tolerance.floor_db), f"{m.max_abs:.2e}", f"{m.max_rel:.1e}", str(list(m.where)), span(m.actual_range),
+        decibels(record.floor_db), f"{m.max_abs:.2e}", f"{m.max_rel:.1e}", str(list(m.where)), span(m.actual_range),
         span(m.expected_range), f"{m.finite:.2%}", "ok" if record.passed else "FAILS", record.note,
     ]  # fmt: skip
 

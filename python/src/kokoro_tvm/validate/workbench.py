@@ -98,7 +98,8 @@ class Workbench:
             operators[name] = self.operators(name)
         # ONNX Runtime merges neighbouring operators: put together one by one they give the same but for the last bits.
         build = Build(Artifact(engine), Rewrite(self.single.model, operators=operators), bitwise=isinstance(engine, Engine))
-        return Subjects.around(self.double, self.single, build, dtype=engine.manifest.dtype)
+        published = self.checkpoint.published and isinstance(engine, Engine)
+        return Subjects.around(self.double, self.single, build, dtype=engine.manifest.dtype, published=published)
 
     def bisect(self, component: str, utterance: Utterance) -> list[OperatorRecord]:
         """Every operator of a component on the reference's inputs for an utterance."""
