@@ -27,7 +27,9 @@ def validate_speech(
     voice: Annotated[list[str] | None, typer.Option(help="As for validate_e2e; may be repeated, each says everything.")] = None,
     speed: validation.Speed = 1.0,
     seed: validation.Seed = 0,
-    another_seed: Annotated[bool, typer.Option("--another-seed", help="Also float64 with other noise, for scale.")] = False,
+    also: Annotated[
+        list[str] | None, typer.Option(help="Float64 for scale: another-seed, or fp16 (products as on Metal); may be repeated.")
+    ] = None,
     checkpoint: validation.Weights = None,
     device: validation.Device = "cpu",
     lib_dir: validation.LibDir = Path("tvm_output"),
@@ -45,6 +47,9 @@ def validate_speech(
     from kokoro_tvm.validate import e2e, speech
 
     texts = _texts(text, sentences)
+    unknown = [name for name in also or () if name not in speech.ALSO]
+    if unknown:
+        raise InputError(f"--also must be one of {', '.join(speech.ALSO)}, got {unknown[0]!r}")
     voices: list[str | None] = list(voice) if voice else [None]
     model = validation.Model(backend, lib_dir, onnx_dir, threads)
     with validation.Spinner() as say:
@@ -54,7 +59,7 @@ def validate_speech(
         for number, line in enumerate(lines, 1):
             say(f"speaking {number} of {len(lines)}: {line.text}")
             render = lambda u: e2e.render_artifact(bench.synthesizer, u)  # noqa: E731
-            spoken.append(speak(bench.double.model, bench.single.model, render, line, another_seed))
+            spoken.append(speak(bench.double.model, bench.single.model, render, line, also or ()))
         say("listening")
         jobs = [job(line, renderings) for line, renderings in zip(lines, spoken, strict=True)]
         results = []

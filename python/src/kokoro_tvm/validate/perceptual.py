@@ -61,7 +61,7 @@ def mel_cepstral_distortion(actual: np.ndarray, truth: np.ndarray) -> float:
     without their level. Frames count that are no pause in at least one of the two. There is no time warping: recordings of other
     lengths cannot be compared, and are NaN.
     """
-    if not _usable(actual, truth) or len(actual) != len(truth):
+    if not _audible(actual, truth) or len(actual) != len(truth):
         return math.nan
     a, t = log_mel(actual), log_mel(truth)
     heard = np.zeros(a.shape[1], bool)
@@ -120,7 +120,7 @@ _HIGH_PASS = _biquad(38.13547087602444, 0.5003270373238773, 0.0)
 
 def lag(actual: np.ndarray, truth: np.ndarray) -> float:
     """Samples by which ``actual`` is late: where the cross-correlation of the two is largest; NaN if it cannot be measured."""
-    if not _usable(actual, truth) or not (np.any(actual) and np.any(truth)):
+    if not _audible(actual, truth):
         return math.nan
     size = 1 << (len(actual) + len(truth) - 1).bit_length()
     spectrum = np.fft.rfft(np.asarray(actual, np.float64), size) * np.fft.rfft(np.asarray(truth, np.float64), size).conj()
@@ -131,7 +131,7 @@ def lag(actual: np.ndarray, truth: np.ndarray) -> float:
 # --- fundamental frequency ---------------------------------------------------------------------------------------------------
 
 _LOWEST, _HIGHEST = 60.0, 500.0
-_WINDOW, _STEP = round(0.025 * SAMPLE_RATE), round(0.01 * SAMPLE_RATE)
+_WINDOW, _STEP = round(0.035 * SAMPLE_RATE), round(0.01 * SAMPLE_RATE)
 _PERIODIC = 0.2
 """A frame is voiced where its difference function falls below this share of its mean."""
 _GROSS_CENTS = 50.0
@@ -142,7 +142,7 @@ def pitch(samples: np.ndarray) -> np.ndarray:
     """Fundamental frequency in Hz every 10 ms, 60 to 500 Hz; NaN where nothing is periodic.
 
     YIN (de Cheveigné and Kawahara 2002): the first dip of the cumulative-mean-normalised difference function below 0.2,
-    followed to its bottom and refined by a parabola; windows of 25 ms.
+    followed to its bottom and refined by a parabola; windows of 35 ms, two of the longest periods.
     """
     longest = math.ceil(SAMPLE_RATE / _LOWEST)
     shortest = math.floor(SAMPLE_RATE / _HIGHEST)
@@ -234,7 +234,7 @@ def resampled(samples: np.ndarray) -> np.ndarray:
 
 def pesq(actual: np.ndarray, truth: np.ndarray) -> float:
     """Wideband PESQ (ITU-T P.862.2), 1 to 4.64; NaN where it finds no utterance, or the lengths differ."""
-    if not _usable(actual, truth) or len(actual) != len(truth):
+    if not _audible(actual, truth) or len(actual) != len(truth):
         return math.nan
     try:
         import pesq as package
@@ -248,7 +248,7 @@ def pesq(actual: np.ndarray, truth: np.ndarray) -> float:
 
 def stoi(actual: np.ndarray, truth: np.ndarray) -> float:
     """Short-time objective intelligibility (Taal et al. 2011), 0 to 1; NaN where speech is too short, or lengths differ."""
-    if not _usable(actual, truth) or len(actual) != len(truth):
+    if not _audible(actual, truth) or len(actual) != len(truth):
         return math.nan
     try:
         import pystoi
@@ -265,3 +265,7 @@ def stoi(actual: np.ndarray, truth: np.ndarray) -> float:
 
 def _usable(*recordings: np.ndarray) -> bool:
     return all(r.size and np.isfinite(r).all() for r in recordings)
+
+
+def _audible(*recordings: np.ndarray) -> bool:
+    return _usable(*recordings) and all(np.any(r) for r in recordings)

@@ -108,8 +108,8 @@ class Recogniser:
         return self._decoder.lookup_word(word) is not None
 
     def hear(self, samples: np.ndarray) -> tuple[str, ...]:
-        """The words in samples of 24 kHz, full scale ±1; none if they are not finite."""
-        if not np.isfinite(samples).all():
+        """The words in samples of 24 kHz, full scale ±1; none in silence, or where a sample is not finite."""
+        if not (np.any(samples) and np.isfinite(samples).all()):
             return ()
         pcm = np.clip(np.rint(resampled(samples) * 32767), -32768, 32767).astype("<i2").tobytes()
         self._decoder.start_utt()

@@ -19,10 +19,15 @@ from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.validate.e2e import COMPILED, RESEEDED, SINGLE, Gate, Rendering, joined, render_eager
 from kokoro_tvm.validate.listening import Impression, Job, Likeness, Recording, Sound
 from kokoro_tvm.validate.recogniser import Transcript, word_error_rate
+from kokoro_tvm.validate.rounding import half_products
 from kokoro_tvm.validate.steps import Utterance
 
 DOUBLE = "float64"
 """The truth."""
+HALF = "float64, products as fp16"
+"""See ``rounding``."""
+ALSO = ("another-seed", "fp16")
+"""What can be said for scale: float64 with another noise seed; float64 with the decoder's factors rounded as on Metal."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def speak(
     single: ReferenceModel,
     render: Callable[[Utterance], Rendering],
     line: Line,
-    another_seed: bool = False,
+    also: Sequence[str] = (),
 ) -> dict[str, Rendering]:
     """Says a line in every way.
 
@@ -78,16 +83,24 @@ def speak(
         single: Eager, float32.
         render: What is judged.
         line: The line.
-        another_seed: Say it also in float64 with another noise seed, for scale.
+        also: Of ``ALSO``: ways that are shown for scale, and not judged.
     """
     ways: dict[str, Callable[[Utterance], Rendering]] = {
         COMPILED: render,
         SINGLE: lambda u: render_eager(single, u),
         DOUBLE: lambda u: render_eager(double, u),
     }
-    if another_seed:
-        ways[RESEEDED] = lambda u: render_eager(double, replace(u, seed=u.seed + 1))
+    further = {
+        "another-seed": (RESEEDED, lambda u: render_eager(double, replace(u, seed=u.seed + 1))),
+        "fp16": (HALF, lambda u: _render_half(double, u)),
+    }
+    ways.update(further[name] for name in also)
     return {name: joined([way(u) for u in line.utterances]) for name, way in ways.items()}
+
+
+def _render_half(double: ReferenceModel, utterance: Utterance) -> Rendering:
+    with half_products(double):
+        return render_eager(double, utterance)
 
 
 def job(line: Line, renderings: Mapping[str, Rendering]) -> Job:
