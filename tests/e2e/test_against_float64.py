@@ -1,7 +1,7 @@
-"""The compiled components against float64 eager kokoro: durations exactly, everything else in dB.
+"""The published weights, compiled, against float64 eager kokoro: durations exactly, everything else in dB.
 
-Every component is fed the reference's own tensors (isolated), the durations also come from the chain bert, duration as it runs in
-synthesis.
+Every component is fed the reference's own tensors (isolated) and held to the floors of ``validate_steps``, PyTorch in float32
+beside it; the durations also come from the chain bert, duration as it runs in synthesis.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import torch
 from kokoro_tvm.reference import components as reference
 from kokoro_tvm.reference.cases import CASES
 from kokoro_tvm.reference.checkpoint import build_model
-from kokoro_tvm.reference.synthetic import synthetic_voice
 from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.engine import Engine
+from kokoro_tvm.runtime.voices import VoiceStore
+from kokoro_tvm.validate.metrics import compare, snr_db
+from kokoro_tvm.validate.published import on_published_weights
+from kokoro_tvm.validate.tolerances import STAGES
 
 pytestmark = pytest.mark.full
 
-ENCODER_FLOOR = 100.0
-"""dB: float32 PyTorch itself is 109 to 132 dB away."""
-DECODER_FLOOR = 90.0
-"""dB: with the source in float64 and the rest in float32, 100 dB is what the arithmetic allows; float32 PyTorch reaches 10."""
-VOICES = (1, 2)
+VOICES = ("af_heart", "bm_george")
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +35,22 @@ def oracle(full_checkpoint):
     return build_model(full_checkpoint, torch.float64)
 
 
-def _snr(actual: np.ndarray, expected: torch.Tensor) -> float:
-    truth = expected.numpy().reshape(actual.shape)
-    assert truth.dtype == np.float64
-    error = float(((actual - truth) ** 2).sum())
-    return float("inf") if error == 0 else 10 * np.log10(float((truth**2).sum()) / error)
+@pytest.fixture(scope="module")
+def single(full_checkpoint):
+    return build_model(full_checkpoint)
+
+
+def _style(voice: str, ids: torch.Tensor) -> torch.Tensor:
+    """Float32 [1, 256]."""
+    return torch.from_numpy(VoiceStore(allow_download=False).load(voice).row(ids.shape[1] - 2).copy())[None]
+
+
+def _judge(component: str, tensor: str, compiled: np.ndarray, truth: torch.Tensor, pytorch: torch.Tensor) -> None:
+    """Holds an output to the floor that ``validate_steps`` has for it on these weights."""
+    (stage,) = (s for s in STAGES if s.name == component)
+    tolerance = on_published_weights(component, tensor, "isolated", stage.tolerance(tensor))
+    found, yardstick = (compare(x.reshape(truth.shape), truth.numpy()) for x in (compiled, pytorch.numpy()))
+    assert tolerance.passes(found, yardstick), (tensor, found.snr_db, yardstick.snr_db, tolerance)
 
 
 def _float32(x: torch.Tensor) -> np.ndarray:
@@ -49,16 +59,15 @@ def _float32(x: torch.Tensor) -> np.ndarray:
 
 def test_durations_of_many_texts(engine, oracle):
     assert len(CASES) >= 20
-    tables = [synthetic_voice(voice) for voice in VOICES]
     wrong = {}
     for case in CASES:
         ids = reference.token_ids(oracle, case.phonemes)
         lengths = np.array([ids.shape[1]])
         d_en = reference.run_bert(oracle, ids)
         (compiled,) = engine.run("bert", ids.numpy(), lengths)
-        assert _snr(compiled, d_en) >= ENCODER_FLOOR, case.name
-        for voice, table in zip(VOICES, tables, strict=True):
-            style = reference.style_row(table, ids)[:, 128:]
+        assert snr_db(compiled, d_en.numpy()) >= 115, case.name
+        for voice in VOICES:
+            style = _style(voice, ids)[:, 128:]
             _, duration = reference.run_duration(oracle, d_en, style.double())
             _, chained = engine.run("duration", compiled, _float32(style), lengths)
             expected = torch.round(duration[0]).clamp(min=1).long().numpy()
@@ -67,35 +76,41 @@ def test_durations_of_many_texts(engine, oracle):
     assert not wrong, f"durations differ (distance of the closest from .5): {wrong}"
 
 
-@pytest.mark.parametrize("phonemes", ["həlˈO wˈɜɹld", "ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə lˈAzi dˈɔɡ."])
-def test_isolated_components(engine, oracle, phonemes):
-    ids = reference.token_ids(oracle, phonemes)
-    row = reference.style_row(synthetic_voice(1), ids).double()
-    style, timbre = row[:, 128:], row[:, :128]
+@pytest.mark.parametrize("voice", VOICES)
+def test_isolated_components(engine, oracle, single, voice):
+    ids = reference.token_ids(oracle, "həlˈO wˈɜɹld")
+    style = _style(voice, ids)
+    timbre, prosody = style[:, :128], style[:, 128:]
     lengths = np.array([ids.shape[1]])
-    d_en = reference.run_bert(oracle, ids)
-    d, duration = reference.run_duration(oracle, d_en, style)
-    d32, duration32 = engine.run("duration", _float32(d_en), _float32(style), lengths)
-    assert _snr(d32, d) >= ENCODER_FLOOR
-    assert _snr(duration32, duration) >= ENCODER_FLOOR
-    t_en = reference.run_text_encoder(oracle, ids)
-    assert _snr(engine.run("text_encoder", ids.numpy(), lengths)[0], t_en) >= ENCODER_FLOOR
+
+    def held(component, tensors, compiled, run, *inputs):
+        """One component in every arithmetic, from the same float32 inputs; returns the truth."""
+        widened = [x.double() if x.is_floating_point() else x for x in inputs]
+        truth, pytorch = (_listed(run(m, *x)) for m, x in ((oracle, widened), (single, inputs)))
+        for each in zip(tensors, compiled, truth, pytorch, strict=True):
+            _judge(component, *each)
+        return truth
+
+    (d_en,) = held("bert", ["d_en"], engine.run("bert", ids.numpy(), lengths), reference.run_bert, ids)
+    d_en = d_en.float()
+    made = engine.run("duration", _float32(d_en), _float32(prosody), lengths)
+    d, duration = held("duration", ["d", "duration"], made, reference.run_duration, d_en, prosody)
+    made = engine.run("text_encoder", ids.numpy(), lengths)
+    (t_en,) = held("text_encoder", ["t_en"], made, reference.run_text_encoder, ids)
 
     pred_dur = alignment.frame_counts(duration[0].float().numpy())
     index = torch.from_numpy(alignment.frame_index(pred_dur))
     frames = np.array([len(index)])
-    en = d.transpose(1, 2)[..., index]
-    f0, n = reference.run_f0n(oracle, en, style)
-    compiled = engine.run("f0n", _float32(en), _float32(style), frames)
-    assert _snr(compiled[0], f0) >= ENCODER_FLOOR
-    assert _snr(compiled[1], n) >= ENCODER_FLOOR
+    en = d.transpose(1, 2)[..., index].float()
+    made = engine.run("f0n", _float32(en), _float32(prosody), frames)
+    f0, n = held("f0n", ["f0", "n"], made, reference.run_f0n, en, prosody)
 
-    asr = t_en[..., index]
+    inputs = [t_en[..., index].float(), f0.float(), n.float(), timbre]
     noise = reference.seeded_noise(0)(len(index))
-    inputs = [_float32(v) for v in (asr, f0, n)]
-    # The oracle decodes exactly what the compiled decoder is given: float32 values, widened.
-    widened = [torch.from_numpy(v).double() for v in inputs]
-    audio = reference.run_decoder(oracle, *widened, timbre, noise)
-    (compiled_audio,) = engine.run("decoder", *inputs, _float32(timbre), frames, _float32(noise))
-    assert compiled_audio.shape == (1, 600 * len(index))
-    assert _snr(compiled_audio, audio) >= DECODER_FLOOR
+    made = engine.run("decoder", *map(_float32, inputs), frames, _float32(noise))
+    assert made[0].shape == (1, 600 * len(index))
+    held("decoder", ["audio"], made, lambda m, *x: reference.run_decoder(m, *x, noise), *inputs)
+
+
+def _listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
