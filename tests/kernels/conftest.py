@@ -1,11 +1,14 @@
-"""Builds a kernel for this machine, runs it, and holds it to what every length-aware kernel promises."""
+"""Builds a kernel, runs it, and holds it to what every length-aware kernel promises, for every CPU this machine can stand in for.
+
+``harness`` runs a test once for each of those, so that what passes on one machine passes on another; ``host_harness`` is for what
+depends on no tile.
+"""
 
 from __future__ import annotations
 
 import os
-import platform
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: tests compare one thread with two
@@ -13,14 +16,14 @@ os.environ.setdefault("TVM_NUM_THREADS", "2")  # before the thread pool starts: 
 import numpy as np
 import pytest
 import tvm
-from tvm.target import codegen
 from tvm.tirx import PrimFunc
 
 from kokoro_tvm.kernels import conv1d
-from kokoro_tvm.kernels import tile as tiles
 from kokoro_tvm.kernels.conv1d import Conv1d
 from kokoro_tvm.kernels.packing import pack
 from kokoro_tvm.kernels.tile import Tile
+from kokoro_tvm.runtime import cpu
+from kokoro_tvm.targets import CpuTarget, cpu_target
 
 UNWRITTEN = 7.25
 """What an output holds before the kernel runs."""
@@ -88,13 +91,15 @@ def _beyond(count: int, axis: int) -> tuple[slice, ...]:
     return (*[slice(None)] * axis, slice(count, None))
 
 
-def _host() -> tuple[Tile, dict[str, str]]:
-    """Tile and target of the generic CPU level that this machine reaches."""
-    if platform.machine() in ("arm64", "aarch64"):
-        return tiles.NEON, {"kind": "llvm", "mtriple": codegen.llvm_get_system_triple(), "mcpu": codegen.llvm_get_system_cpu()}
-    host = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
-    wide = codegen.llvm_cpu_has_features(["avx512f", "avx512vl", "avx512bw", "avx512dq"], host)
-    return (tiles.AVX512, {"kind": "llvm", "mcpu": "x86-64-v4"}) if wide else (tiles.AVX2, {"kind": "llvm", "mcpu": "x86-64-v3"})
+def _levels() -> list[CpuTarget]:
+    """The generic CPUs with a tile of their own that this machine can run code for, the widest first."""
+    if cpu.machine() != "x86_64":
+        return [cpu_target()]
+    levels = [cpu_target(mcpu=level) for level in ("x86-64-v4", "x86-64-v3")]
+    return [level for level in levels if not cpu.missing_features(level.features)] or [cpu_target(mcpu="x86-64")]
+
+
+LEVELS = _levels()
 
 
 class Harness:
@@ -102,8 +107,8 @@ class Harness:
 
     Ragged, PerSample, Output, LENGTHS = Ragged, PerSample, Output, LENGTHS
 
-    def __init__(self) -> None:
-        self.tile, self._target = _host()
+    def __init__(self, target: CpuTarget) -> None:
+        self.tile, self._target = target.tile, target.tvm_target()
         self.rng = np.random.default_rng(0)
 
     def normal(self, *shape: int) -> np.ndarray:
@@ -120,9 +125,13 @@ class Harness:
         return [1, rows - 1, rows, 2, rows + 1, block + 1]
 
     def build(self, func: PrimFunc) -> Callable[..., None]:
-        """``func`` compiled for this machine."""
-        module = tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")})
-        return tvm.compile(module, target=self._target)["kernel"]
+        """``func`` compiled for the CPU."""
+        return self.library({"kernel": func})["kernel"]
+
+    def library(self, functions: dict[str, PrimFunc]) -> tvm.runtime.Executable:
+        """Functions by name, compiled for the CPU in one library."""
+        module = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
+        return tvm.compile(module, target=self._target)
 
     def run(self, kernel: Callable[..., None], *arrays: np.ndarray) -> np.ndarray:
         """Calls a built kernel; the last array is the output, returned."""
@@ -234,14 +243,20 @@ class Harness:
             configure(1, 2)
 
 
+@pytest.fixture(scope="session", params=LEVELS, ids=lambda level: level.mcpu)
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """The shared helpers, for every CPU that this machine can stand in for."""
+    return Harness(request.param)
+
+
 @pytest.fixture(scope="session")
-def harness() -> Iterator[Harness]:
-    """The shared helpers."""
-    yield Harness()
+def host_harness() -> Harness:
+    """The shared helpers, for the widest of these CPUs."""
+    return Harness(LEVELS[0])
 
 
 @pytest.fixture(autouse=True)
 def _numbers_of_its_own(request: pytest.FixtureRequest) -> None:
     """Every test of a kernel draws the same numbers whatever ran before it."""
-    if "harness" in request.fixturenames:
-        request.getfixturevalue("harness").rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+    for name in {"harness", "host_harness"} & set(request.fixturenames):
+        request.getfixturevalue(name).rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))

@@ -61,9 +61,9 @@ def test_layout(taps):
 
 
 @pytest.fixture
-def wide(harness):
+def wide(host_harness):
     """The harness with the CPU that has the instructions."""
-    other = copy.copy(harness)
+    other = copy.copy(host_harness)
     other.tile, other._target = tiles.AVX512, TARGET
     return other
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pytest
@@ -13,16 +12,15 @@ from kokoro.istftnet import SineGen, SourceModuleHnNSF
 
 from kokoro_tvm.kernels import harmonic_source
 from kokoro_tvm.kernels.harmonic_source import Source
-from kokoro_tvm.kernels.tile import AVX2, AVX512, SSE, Tile
+from kokoro_tvm.kernels.tile import AVX512, SSE
 
 UPSAMPLE, HARMONICS = 300, 9
 UNTOUCHED = np.float32(777)
 
 
-@cache
-def _compiled(tile: Tile = AVX2) -> Callable:
-    func = harmonic_source.kernel(Source(), tile).with_attr("global_symbol", "f")
-    return tvm.compile(tvm.IRModule({"f": func}), target="llvm")["f"]
+@pytest.fixture(scope="module")
+def kernel(harness) -> Callable[..., None]:
+    return harness.build(harmonic_source.kernel(Source(), harness.tile))
 
 
 def _use_threads(count: int) -> None:
@@ -41,7 +39,12 @@ def _linear(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _run(
-    f0: list[np.ndarray], noise: list[np.ndarray], weight: np.ndarray, bias: np.ndarray, capacity: int, tile: Tile = AVX2
+    kernel: Callable[..., None],
+    f0: list[np.ndarray],
+    noise: list[np.ndarray],
+    weight: np.ndarray,
+    bias: np.ndarray,
+    capacity: int,
 ) -> np.ndarray:
     """The kernel on a batch whose inputs are NaN beyond each length."""
     batch = len(f0)
@@ -52,7 +55,7 @@ def _run(
         noise_in[b, : len(noise[b])] = noise[b]
     y = tvm.runtime.tensor(np.full((batch, capacity * UPSAMPLE, 2), UNTOUCHED))
     lengths = np.array([len(f) for f in f0], np.int64)
-    _compiled(tile)(*(tvm.runtime.tensor(a) for a in (f0_in, lengths, noise_in, weight, bias)), y)
+    kernel(*(tvm.runtime.tensor(a) for a in (f0_in, lengths, noise_in, weight, bias)), y)
     return y.numpy()
 
 
@@ -98,62 +101,69 @@ def test_twin_equals_pytorch_in_float64(case: str, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(_twin(f0, noise, weight, bias), truth, rtol=0, atol=2e-9)
 
 
-@pytest.mark.parametrize("tile", [AVX2, AVX512, SSE], ids=["8 lanes", "16 lanes", "4 lanes"])
-def test_kernel_equals_twin_in_a_ragged_batch(tile: Tile) -> None:
+def _check_ragged_batch(kernel: Callable[..., None]) -> None:
     rng = np.random.default_rng(2)
     frames = [2, 77, 1, 40, 8]
     samples = [_sample(rng, n) for n in frames]
     weight, bias = _linear(rng)
-    y = _run([s[0] for s in samples], [s[1] for s in samples], weight, bias, 80, tile)
+    y = _run(kernel, [s[0] for s in samples], [s[1] for s in samples], weight, bias, 80)
     for b, n in enumerate(frames):
         spoken = _sums(y[b, : n * UPSAMPLE])
         np.testing.assert_allclose(spoken, _twin(*samples[b], weight, bias), rtol=0, atol=harmonic_source.TOLERANCE)
         assert np.all(y[b, n * UPSAMPLE :] == UNTOUCHED)
 
 
+def test_kernel_equals_twin_in_a_ragged_batch(kernel) -> None:
+    _check_ragged_batch(kernel)
+
+
+def test_vectors_of_four(host_harness) -> None:
+    _check_ragged_batch(host_harness.build(harmonic_source.kernel(Source(), SSE)))
+
+
 @pytest.mark.parametrize("value", [0.0, 10.0, 10.001, -3.0, 2666.7, 9000.0])
-def test_kernel_at_constant_f0(value: float) -> None:
+def test_kernel_at_constant_f0(kernel, value: float) -> None:
     rng = np.random.default_rng(3)
     f0, noise = _sample(rng, 11)
     f0[:] = value
     f0[5] = 220
     weight, bias = _linear(rng)
-    y = _run([f0], [noise], weight, bias, 11)[0]
+    y = _run(kernel, [f0], [noise], weight, bias, 11)[0]
     np.testing.assert_allclose(_sums(y), _twin(f0, noise, weight, bias), rtol=0, atol=harmonic_source.TOLERANCE)
 
 
-def test_empty_sample_is_left_alone() -> None:
+def test_empty_sample_is_left_alone(kernel) -> None:
     rng = np.random.default_rng(4)
     weight, bias = _linear(rng)
     empty = (np.zeros(0, np.float32), np.zeros((0, HARMONICS), np.float32))
     full = _sample(rng, 3)
-    y = _run([empty[0], full[0]], [empty[1], full[1]], weight, bias, 3)
+    y = _run(kernel, [empty[0], full[0]], [empty[1], full[1]], weight, bias, 3)
     assert np.all(y[0] == UNTOUCHED)
     np.testing.assert_allclose(_sums(y[1]), _twin(*full, weight, bias), rtol=0, atol=harmonic_source.TOLERANCE)
 
 
-def test_bits_depend_on_neither_capacity_nor_neighbours_nor_threads() -> None:
+def test_bits_depend_on_neither_capacity_nor_neighbours_nor_threads(kernel) -> None:
     rng = np.random.default_rng(5)
     samples = [_sample(rng, n) for n in (37, 20)]
     weight, bias = _linear(rng)
     f0, noise = zip(*samples, strict=True)
-    alone = _run([f0[0]], [noise[0]], weight, bias, 37)[0]
+    alone = _run(kernel, [f0[0]], [noise[0]], weight, bias, 37)[0]
     for factor in (2, 16):
-        np.testing.assert_array_equal(_run([f0[0]], [noise[0]], weight, bias, 37 * factor)[0, : 37 * UPSAMPLE], alone)
-    np.testing.assert_array_equal(_run(list(f0), list(noise), weight, bias, 37)[0], alone)
+        np.testing.assert_array_equal(_run(kernel, [f0[0]], [noise[0]], weight, bias, 37 * factor)[0, : 37 * UPSAMPLE], alone)
+    np.testing.assert_array_equal(_run(kernel, list(f0), list(noise), weight, bias, 37)[0], alone)
     try:
         for threads in (1, 2):
             _use_threads(threads)
-            np.testing.assert_array_equal(_run([f0[0]], [noise[0]], weight, bias, 37)[0], alone)
+            np.testing.assert_array_equal(_run(kernel, [f0[0]], [noise[0]], weight, bias, 37)[0], alone)
     finally:
         _use_threads(2)
 
 
-def test_error_does_not_grow_over_a_minute() -> None:
+def test_error_does_not_grow_over_a_minute(kernel) -> None:
     rng = np.random.default_rng(6)
     f0, noise = _sample(rng, 4800)
     weight, bias = _linear(rng)
-    y, truth = _sums(_run([f0], [noise], weight, bias, 4800)[0]), _twin(f0, noise, weight, bias)
+    y, truth = _sums(_run(kernel, [f0], [noise], weight, bias, 4800)[0]), _twin(f0, noise, weight, bias)
     first, last = slice(0, 24000), slice(-24000, None)
     assert _snr(truth[first], y[first]) > 230
     assert _snr(truth[last], y[last]) > 200

@@ -26,10 +26,10 @@ def _kernel(offset: float):
     return kernel
 
 
-def test_names_are_those_of_the_definition(harness):
-    x = harness.normal(4)
+def test_names_are_those_of_the_definition(host_harness):
+    x = host_harness.normal(4)
     for offset in (2.0, 3.0):
-        y = harness.run(harness.build(_kernel(offset)), x, np.zeros(4, np.float32))
+        y = host_harness.run(host_harness.build(_kernel(offset)), x, np.zeros(4, np.float32))
         assert np.allclose(y, x * (1 + offset))
 
 

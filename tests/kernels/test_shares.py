@@ -33,7 +33,7 @@ def test_blocks(units, most, others, turn):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, RUNS - 1, RUNS, RUNS + 1, 1000])
-def test_every_task_is_done_once(harness, count):
+def test_every_task_is_done_once(host_harness, count):
     @T.prim_func
     def count_tasks(count_h: T.handle, done_h: T.handle):
         number = T.match_buffer(count_h, (1,), "int64")
@@ -43,14 +43,14 @@ def test_every_task_is_done_once(harness, count):
         for _ in range(2):
             parallel_tasks(number[0], taken, lambda task: T.buffer_store(done, done[task] + 1, [task]))
 
-    kernel = harness.build(count_tasks)
-    run = lambda: [harness.run(kernel, np.array([count]), np.zeros(1001, np.int64))]  # noqa: E731
+    kernel = host_harness.build(count_tasks)
+    run = lambda: [host_harness.run(kernel, np.array([count]), np.zeros(1001, np.int64))]  # noqa: E731
     expected = np.repeat([2, 0], [count, 1001 - count])
     np.testing.assert_array_equal(run()[0], expected)
-    np.testing.assert_array_equal(harness.one_thread(run)[0], expected)
+    np.testing.assert_array_equal(host_harness.one_thread(run)[0], expected)
 
 
-def test_a_thread_takes_over_what_another_has_not_begun(harness):
+def test_a_thread_takes_over_what_another_has_not_begun(host_harness):
     """The first task waits for all others, half of which were to be its own thread's."""
     count, patience = 16, 20_000_000
 
@@ -78,4 +78,4 @@ def test_a_thread_takes_over_what_another_has_not_begun(harness):
         look = T.alloc_buffer((2,), "int64")
         parallel_tasks(T.int64(count), taken, lambda task: work(task, marks, look, seen))
 
-    assert harness.run(harness.build(wait), np.zeros(count, np.int64), np.zeros(1, np.int64)) == [count - 1]
+    assert host_harness.run(host_harness.build(wait), np.zeros(count, np.int64), np.zeros(1, np.int64)) == [count - 1]

@@ -9,12 +9,12 @@ from tvm.script import tirx as T
 
 from kokoro_tvm.kernels.shares import LLVM, RUNS, parallel_tasks
 from kokoro_tvm.kernels.stream import llvm, stream
-from kokoro_tvm.targets import cpu_target
 
 ROW = 64
+LANES = (4, 8, 16)
 
 
-def _copy(lanes: int, name: str):
+def _copy(lanes: int):
     def row(task, X, Y):
         with T.serial(0, ROW // lanes) as v:
             stream(lanes, Y[task, v * lanes], X[task, T.ramp(v * lanes, 1, lanes)])
@@ -29,16 +29,15 @@ def _copy(lanes: int, name: str):
         taken = T.alloc_buffer((RUNS + 1,), "int64")
         parallel_tasks(rows, taken, lambda task: row(task, X, Y))
 
-    return copy.with_attr("global_symbol", name)
+    return copy
 
 
 @pytest.fixture(scope="module")
-def library():
-    functions = {f"copy{lanes}": _copy(lanes, f"copy{lanes}") for lanes in (4, 8)}
-    return tvm.compile(tvm.IRModule(functions), target=cpu_target().tvm_target())
+def library(harness):
+    return harness.library({f"copy{lanes}": _copy(lanes) for lanes in LANES})
 
 
-@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("rows", [1, 63, 5000])
 def test_every_value_arrives(library, lanes, rows):
     """The caller reads what several threads wrote as soon as they are done."""

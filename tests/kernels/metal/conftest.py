@@ -32,10 +32,10 @@ def emulator(request: pytest.FixtureRequest) -> Iterator[MetalEmulator]:
 
 
 @pytest.fixture(scope="module")
-def harness(harness, emulator: MetalEmulator):
+def harness(host_harness, emulator: MetalEmulator):
     """The CPU's harness with another device."""
 
-    class MetalHarness(type(harness)):
+    class MetalHarness(type(host_harness)):
         bound = BOUND
 
         def __init__(self) -> None:
