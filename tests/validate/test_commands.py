@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kokoro_tvm.cli import validate_e2e, validate_steps
+from kokoro_tvm.validate import e2e
 
 PROGRAMS = (validate_steps, validate_e2e)
 
@@ -57,3 +60,39 @@ def test_another_checkpoint_is_refused(program, options, tiny_checkpoint, tmp_pa
         file.write(b"\0")
     assert program.main([*options, "--checkpoint", str(folder)]) == 2
     assert "was compiled from" in capsys.readouterr().err
+
+
+def _results(*figures):
+    """Results of as many texts: what compiled and PyTorch kept, in dB."""
+    near = e2e.Distance(0.0, log_mel_db=0.0, f0_cents=0.0, voicing=1.0, samples=0, loudness_db=0.0)
+    kept = lambda snr: dataclasses.replace(near, snr_db=snr)  # noqa: E731
+    return [e2e.Result([], {}, {e2e.COMPILED: kept(ours), e2e.SINGLE: kept(theirs)}, []) for ours, theirs in figures]
+
+
+def test_medians_of_a_few_texts_say_nothing():
+    assert e2e.median_gates(_results(*[(20.0, 10.0)] * (e2e.ENOUGH - 1))) == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "passes"),
+    [
+        ((60.0, 40.0), [True, True]),
+        ((60.0, 50.0), [True, False]),
+        ((40.0, 20.0), [False, True]),
+        ((np.nan, 40.0), [False, False]),
+    ],
+)
+def test_medians_of_many(figures, passes):
+    assert [g.passed for g in e2e.median_gates(_results(*[figures] * e2e.ENOUGH))] == passes
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sentences", "2"], "give one of --text, --sentences and --phonemes, got --sentences and --phonemes"),
+        (["--sentences", "0"], "give one of"),
+    ],
+)
+def test_one_source_of_texts(options, more, message, capsys):
+    assert validate_e2e.main([*options, *more]) == 2
+    assert message in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kokoro_tvm.cli import validation
-from kokoro_tvm.cli.common import FAILED, compiler_packages, single, warn_synthetic, wide_console
+from kokoro_tvm.cli.common import FAILED, announce, compiler_packages, single, wide_console
 from kokoro_tvm.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ def _texts(text: list[str] | None, count: int | None) -> list[str]:
         if wordless is not None:
             raise InputError(f"--text {wordless!r} has no English word that could be heard")
         return list(text)
-    known = sentences()
-    if count is not None and not 1 <= count <= len(known):
-        raise InputError(f"--sentences must be 1 to {len(known)}, got {count}")
-    return known[:count]
+    return sentences(count)
 
 
 def _line(bench: Workbench, text: str, voice: str | None, speed: float, seed: int) -> Line:
@@ -129,7 +126,7 @@ def _show(results: Sequence[Result], conditions: Sequence[Gate], bench: Workbenc
     out.print(totals_table(results))
     out.print(gates_table(conditions))
     out.print(f"report: {save_dir / 'report.html'}")
-    warn_synthetic(bench.checkpoint.synthetic)
+    announce(bench.checkpoint)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

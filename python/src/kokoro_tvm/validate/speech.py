@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from kokoro_tvm.errors import InputError
 from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.validate.e2e import COMPILED, RESEEDED, SINGLE, Gate, Rendering, joined, render_eager
 from kokoro_tvm.validate.listening import Impression, Job, Likeness, Recording, Sound
@@ -64,9 +65,16 @@ class Result:
         return self.impression.likeness
 
 
-def sentences() -> list[str]:
-    """The sentences of this package, none of which needs a word that the recogniser does not know."""
-    return importlib.resources.files(__package__).joinpath("sentences.txt").read_text(encoding="utf-8").splitlines()
+def sentences(count: int | None = None) -> list[str]:
+    """The first sentences of this package, or all; none needs a word that the recogniser does not know.
+
+    Raises:
+        InputError: There are not so many.
+    """
+    known = importlib.resources.files(__package__).joinpath("sentences.txt").read_text(encoding="utf-8").splitlines()
+    if count is not None and not 1 <= count <= len(known):
+        raise InputError(f"--sentences must be 1 to {len(known)}, got {count}")
+    return known[:count]
 
 
 def speak(
