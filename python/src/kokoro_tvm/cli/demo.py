@@ -82,9 +82,9 @@ def _compile(artifact: Path) -> None:
 def _fingerprint() -> str:
     """Names the artifact after the sources it was compiled by."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if path.parts[-2] not in ("cli", "validate", "runtime"):
-            digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    for path in sorted(p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")):
+        if path.parts[0] not in ("cli", "validate", "runtime", "bench"):
+            digest.update(path.as_posix().encode() + (PACKAGE / path).read_bytes())
     return digest.hexdigest()[:12]
 
 
