@@ -20,7 +20,6 @@ from kokoro_tvm.reference.model import ReferenceModel
 from kokoro_tvm.reference.trace import trace
 from kokoro_tvm.runtime.synthesis import Synthesizer
 from kokoro_tvm.validate.metrics import snr_db
-from kokoro_tvm.validate.perceptual import log_mel as log_mel
 from kokoro_tvm.validate.perceptual import log_mel_distance
 from kokoro_tvm.validate.steps import Utterance
 from kokoro_tvm.validate.tolerances import AUDIO_CHAINED

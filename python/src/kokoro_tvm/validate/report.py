@@ -27,6 +27,7 @@ from kokoro_tvm.errors import ToolchainError
 from kokoro_tvm.runtime.audio import encode_audio, write_audio
 from kokoro_tvm.validate import e2e, lock_step, steps
 from kokoro_tvm.validate.bisect import OperatorRecord
+from kokoro_tvm.validate.perceptual import log_mel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,7 +205,12 @@ def gates_table(gates: Sequence[e2e.Gate]) -> Table:
 # --- pictures ----------------------------------------------------------------------------------------------------------------
 
 
-def _figure(rows: int, columns: int, height: float) -> tuple[Figure, Any]:
+def subplots(rows: int, columns: int, height: float) -> tuple[Figure, Any]:
+    """A figure as wide as the page, ``height`` inches high, and its axes [rows, columns].
+
+    Raises:
+        ToolchainError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -213,7 +219,8 @@ def _figure(rows: int, columns: int, height: float) -> tuple[Figure, Any]:
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _png(figure: Figure) -> str:
+def embedded(figure: Figure) -> str:
+    """HTML of a picture that carries its own bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     return f'<img src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
@@ -222,7 +229,7 @@ def _png(figure: Figure) -> str:
 def errors_picture(records: Sequence[steps.Record]) -> str:
     """Error per tensor: compiled, float32 PyTorch and floor. Exact tensors are drawn at the right edge."""
     shown = [r for r in records if not math.isinf(r.tolerance.floor_db)]
-    figure, axes = _figure(1, 1, 1.2 + 0.19 * len(shown))
+    figure, axes = subplots(1, 1, 1.2 + 0.19 * len(shown))
     axis, edge = axes[0, 0], 160.0
     y = np.arange(len(shown))
 
@@ -240,16 +247,16 @@ def errors_picture(records: Sequence[steps.Record]) -> str:
     axis.set_xlim(0, edge)
     axis.set_xlabel("SNR against eager float64, dB: longer is closer")
     axis.legend(loc="lower right")
-    return _png(figure)
+    return embedded(figure)
 
 
 def spectrograms_picture(truth: np.ndarray, compiled: np.ndarray) -> str:
     """Log-mel spectrograms of the truth and the compiled rendering, and their difference."""
     finite = np.nan_to_num(compiled, nan=0.0, posinf=0.0, neginf=0.0)
-    shown = [e2e.log_mel(truth), e2e.log_mel(finite)]
+    shown = [log_mel(truth), log_mel(finite)]
     frames = min(s.shape[1] for s in shown)
     top = max(float(s.max()) for s in shown)
-    figure, axes = _figure(1, 3, 3.2)
+    figure, axes = subplots(1, 3, 3.2)
     difference = shown[1][:, :frames] - shown[0][:, :frames]
     seconds = frames * 256 / SAMPLE_RATE
     for axis, picture, title in zip(axes[0], [*shown, difference], ("float64", "compiled", "difference, dB"), strict=True):
@@ -259,12 +266,12 @@ def spectrograms_picture(truth: np.ndarray, compiled: np.ndarray) -> str:
         axis.set_xlabel("seconds")
         figure.colorbar(image, ax=axis)
     axes[0, 0].set_ylabel("mel band")
-    return _png(figure)
+    return embedded(figure)
 
 
 def prosody_picture(truth: e2e.Rendering, compiled: e2e.Rendering) -> str:
     """F0 curves and durations."""
-    figure, axes = _figure(2, 1, 4.6)
+    figure, axes = subplots(2, 1, 4.6)
     for rendering, style, label in ((truth, "k-", "float64"), (compiled, "r--", "compiled")):
         axes[0, 0].plot(np.arange(len(rendering.f0)) / 80, rendering.f0, style, label=label, linewidth=1)
     axes[0, 0].set_xlabel("seconds")
@@ -274,12 +281,12 @@ def prosody_picture(truth: e2e.Rendering, compiled: e2e.Rendering) -> str:
         axes[1, 0].bar(np.arange(len(rendering.durations)) + shift, rendering.durations, width=0.4, color=colour)
     axes[1, 0].set_xlabel("token")
     axes[1, 0].set_ylabel("frames of 25 ms")
-    return _png(figure)
+    return embedded(figure)
 
 
 def waveform_picture(truth: np.ndarray, compiled: np.ndarray) -> str:
     """The truth's waveform and the compiled one's error."""
-    figure, axes = _figure(2, 1, 3.6)
+    figure, axes = subplots(2, 1, 3.6)
     shared = min(len(truth), len(compiled))
     seconds = np.arange(shared) / SAMPLE_RATE
     for axis, values, label in (
@@ -289,7 +296,7 @@ def waveform_picture(truth: np.ndarray, compiled: np.ndarray) -> str:
         axis.plot(seconds, values, linewidth=0.4)
         axis.set_ylabel(label)
     axes[1, 0].set_xlabel("seconds")
-    return _png(figure)
+    return embedded(figure)
 
 
 # --- HTML --------------------------------------------------------------------------------------------------------------------

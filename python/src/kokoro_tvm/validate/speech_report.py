@@ -19,7 +19,7 @@ from kokoro_tvm.runtime.audio import encode_audio
 from kokoro_tvm.validate import perceptual, speech
 from kokoro_tvm.validate.e2e import COMPILED, SINGLE, Gate
 from kokoro_tvm.validate.recogniser import Transcript
-from kokoro_tvm.validate.report import _figure, _png, html_table, page
+from kokoro_tvm.validate.report import embedded, html_table, page, subplots
 
 if TYPE_CHECKING:
     from kokoro_tvm.validate.speech import Result
@@ -119,7 +119,7 @@ def _player(label: str, samples: np.ndarray) -> str:
 
 def sound_picture(result: Result) -> str:
     """Spectrogram of each that is shown, and their pitch."""
-    figure, axes = _figure(1, 3, 2.4)
+    figure, axes = subplots(1, 3, 2.4)
     spectra = [perceptual.log_mel(np.nan_to_num(result.renderings[n].samples, posinf=0.0, neginf=0.0)) for n in SHOWN]
     top = max(float(s.max()) for s in spectra)
     for axis, spectrum, name in zip(axes[0], spectra, SHOWN, strict=False):
@@ -131,4 +131,4 @@ def sound_picture(result: Result) -> str:
         axes[0, 2].plot(np.arange(len(curve)) / 100, curve, style, markersize=size, label=name)
     axes[0, 2].set_title("F0, Hz")
     axes[0, 2].legend(fontsize=7)
-    return _png(figure)
+    return embedded(figure)
