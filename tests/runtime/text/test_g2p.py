@@ -12,7 +12,7 @@ import pytest
 
 from kokoro_tvm.errors import InputError, ToolchainError
 from kokoro_tvm.runtime.text import g2p as module
-from kokoro_tvm.runtime.text.g2p import ALIASES, G2P, LANGUAGES, SYMBOLS, align_words, resolve_language, to_kokoro
+from kokoro_tvm.runtime.text.g2p import ALIASES, G2P, LANGUAGES, SYMBOLS, align_words, language_of, resolve_language, to_kokoro
 from kokoro_tvm.runtime.text.windows import Token, join_phonemes
 
 pytest.importorskip("espeakng_loader")
@@ -267,14 +267,32 @@ def test_unknown_language(language):
 
 
 def test_unknown_backend():
-    with pytest.raises(InputError, match="'auto', 'misaki' or 'espeak'"):
+    with pytest.raises(InputError, match="'auto', 'lexicon', 'misaki', 'espeak'"):
         G2P("a", "festival")
 
 
-def test_misaki_is_not_for_languages_it_leaves_to_espeak():
-    with pytest.raises(InputError, match="leaves French to espeak-ng"):
-        G2P("f", "misaki")
-    assert G2P("f").backend == "espeak" and G2P("f").reason == ""
+@pytest.mark.parametrize("backend", ["misaki", "lexicon"])
+def test_a_backend_is_only_for_its_languages(backend):
+    with pytest.raises(InputError, match=f"{backend} does not speak French: use backend 'espeak'"):
+        G2P("f", backend)
+    assert G2P("f").backend == "espeak"
+
+
+@pytest.mark.parametrize("language", ["a", "en-gb"])
+def test_english_is_ours_unless_another_is_asked_for(language):
+    assert G2P(language).backend == "lexicon"
+    assert G2P(language, "espeak").backend == "espeak"
+
+
+@pytest.mark.parametrize(
+    ("voice", "language"),
+    [
+        ("ef_dora", "e"), ("af_heart:0.7,bm_george:0.3", "a"), ("voices/bm_george.bin", "b"), ("/v/all.npz#jf_alpha", "j"),
+        ("array", None), ("af", None), ("", None), ("xf_none", None), ("half_full", None), ("hm_omega.pt", "h"),
+    ],
+)  # fmt: skip
+def test_the_language_of_a_voice(voice, language):
+    assert language_of(voice) == language
 
 
 def without(monkeypatch, *packages: str) -> None:
@@ -282,11 +300,9 @@ def without(monkeypatch, *packages: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in packages else find(name, *a))
 
 
-def test_english_falls_back_to_espeak_and_says_why(monkeypatch):
+def test_misaki_says_what_it_lacks(monkeypatch):
     without(monkeypatch, "en_core_web_sm")
-    g2p = G2P("en-us")
-    assert g2p.backend == "espeak" and "lacks" in g2p.reason and "spacy download en_core_web_sm" in g2p.reason
-    with pytest.raises(ToolchainError, match="en_core_web_sm"):
+    with pytest.raises(ToolchainError, match="lacks .*en_core_web_sm.*spacy download en_core_web_sm"):
         G2P("a", "misaki")
 
 
@@ -305,7 +321,7 @@ def test_espeak_does_not_pretend_to_read_kanji(speakers):
 @pytest.mark.parametrize("package", ["espeakng_loader", "phonemizer.backend.espeak.wrapper"])
 def test_without_espeak(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ToolchainError, match="pip install phonemizer-fork espeakng-loader"):
+    with pytest.raises(ToolchainError, match=r"pip install .kokoro-tvm\[espeak\]"):
         G2P("e")
 
 
@@ -342,9 +358,9 @@ def fake_misaki(monkeypatch):
     return made, parts
 
 
-def test_misaki_is_preferred_for_english(fake_misaki):
-    g2p = G2P("en-gb")
-    assert g2p.backend == "misaki" and g2p.reason == ""
+def test_misaki_speaks_english_when_asked_to(fake_misaki):
+    g2p = G2P("en-gb", "misaki")
+    assert g2p.backend == "misaki"
     assert g2p("OK \n there") == [Token("OK there", "ˈɔk", " "), Token("…", "")]
     assert fake_misaki[0] == [{"trf": False, "british": True, "fallback": "fallback", "unk": ""}]
 
@@ -371,3 +387,22 @@ def test_importing_loads_nothing_heavy():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+# --- silence ---
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([("a", "a", " "), ("$", "", ""), ("5", "fˈIv", "")], [("a", "a", " "), ("$5", "fˈIv", "")]),
+        ([("a", "a", " "), ("*", "", " "), ("b", "b", "")], [("a *", "a", " "), ("b", "b", "")]),
+        ([("a", "a", ""), ("*", "", " "), ("b", "b", "")], [("a*", "a", " "), ("b", "b", "")]),
+        ([("*", "", " "), ("b", "b", " ")], [("* b", "b", " ")]),
+        ([("b", "b", " "), ("*", "", "")], [("b *", "b", "")]),
+        ([("*", "", " "), ("*", "", "")], [("* *", "", "")]),
+        ([], []),
+    ],
+)
+def test_silent_tokens_lose_neither_text_nor_spaces(tokens, expected):
+    assert module._absorb_silent([Token(*t) for t in tokens]) == [Token(*t) for t in expected]

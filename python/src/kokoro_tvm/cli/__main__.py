@@ -22,6 +22,7 @@ from kokoro_tvm.cli.export import export
 from kokoro_tvm.cli.import_checkpoint import import_checkpoint
 from kokoro_tvm.cli.info import info
 from kokoro_tvm.cli.mac_bundle import mac_bundle
+from kokoro_tvm.cli.phonemize import phonemize
 from kokoro_tvm.cli.synth import synth
 from kokoro_tvm.cli.synthetic_checkpoint import synthetic_checkpoint
 from kokoro_tvm.stages import COMPONENTS
@@ -56,6 +57,7 @@ def application_table() -> typer.Typer:
     app.command("export")(export)
     app.command("import")(import_checkpoint)
     app.command("synth")(synth)
+    app.command("phonemize")(phonemize)
     app.command("voices")(_voices)
     app.command("info")(info)
     app.command("mac-bundle")(mac_bundle)

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kokoro_tvm import environment
-from kokoro_tvm.errors import KokoroTvmError, OutputError, ToolchainError
+from kokoro_tvm.errors import InputError, KokoroTvmError, OutputError, ToolchainError
 
 if TYPE_CHECKING:
     from kokoro_tvm.reference.checkpoint import Checkpoint
@@ -142,3 +142,22 @@ def peak_memory() -> float:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def read_text(text: str | None, file: Path | None, phonemes: str | None = None) -> str | None:
+    """The text to speak, from wherever it was given; None if phonemes were.
+
+    Raises:
+        InputError: Not exactly one was given, or the file cannot be read.
+    """
+    given = [name for name, value in (("TEXT", text), ("--text-file", file), ("--phonemes", phonemes)) if value is not None]
+    if len(given) != 1:
+        raise InputError(f"give one of TEXT, --text-file and --phonemes, got {' and '.join(given) or 'none'}")
+    try:
+        if "-" in (text, str(file)):
+            return sys.stdin.buffer.read().decode("utf-8-sig")
+        return file.read_text(encoding="utf-8-sig") if file else text
+    except OSError as error:
+        raise InputError(f"cannot read the text {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the text is not UTF-8: {error}") from error

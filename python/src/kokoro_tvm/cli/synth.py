@@ -7,7 +7,6 @@ What it is: reading the text, checking where the results will go, and a report. 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kokoro_tvm.cli.common import check_writable, console, warn_synthetic
-from kokoro_tvm.errors import InputError, OutputError
+from kokoro_tvm.cli.common import check_writable, console, read_text, warn_synthetic
+from kokoro_tvm.errors import OutputError
 from kokoro_tvm.stages import COMPONENTS
 
 if TYPE_CHECKING:
@@ -38,8 +37,10 @@ def synth(
     speed: Annotated[float, typer.Option(help="2 is twice as fast.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the noise; the same seed gives the same samples.")] = 0,
     lang: Annotated[
-        str, typer.Option("--lang", "-l", help="a b e f h i j p z, or en-us en-gb es fr-fr hi it ja zh.")
-    ] = "a",
+        str | None,
+        typer.Option("--lang", "-l", help="a b e f h i j p z, or en-us en-gb es fr-fr hi it ja zh; the voice's if absent."),
+    ] = None,
+    g2p: Annotated[str, typer.Option(help="How text becomes phonemes: auto, lexicon (English), misaki or espeak.")] = "auto",
     phonemes: Annotated[str | None, typer.Option(help="Phonemes instead of a text.")] = None,
     text_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the text; - for standard input.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; all CPUs if absent.")] = None,
@@ -54,14 +55,14 @@ def synth(
     from kokoro_tvm.runtime.backends import open_engine
     from kokoro_tvm.runtime.synthesis import Synthesizer
 
-    source = _text(text, text_file, phonemes)
+    source = read_text(text, text_file, phonemes)
     _check_outputs(output, timestamps, picture)
     start = time.perf_counter()
     synthesizer = Synthesizer(open_engine(backend, artifact, onnx_dir, threads, tuple(COMPONENTS)), voices_dir or ())
     loaded = time.perf_counter()
     spent = time_components(synthesizer)
     with console.status("speaking"):
-        speech = synthesizer.synthesize(source, voice=voice, speed=speed, seed=seed, lang=lang, phonemes=phonemes)
+        speech = synthesizer.synthesize(source, voice=voice, speed=speed, seed=seed, lang=lang, phonemes=phonemes, g2p=g2p)
     spoken = time.perf_counter()
     write_audio(output, speech.samples)
     if timestamps:
@@ -74,21 +75,6 @@ def synth(
     threads = synthesizer.engine.threads
     console.print(times_table(spent, loaded - start, spoken - loaded, speech.seconds, threads))
     warn_synthetic(synthesizer.synthetic)
-
-
-def _text(text: str | None, file: Path | None, phonemes: str | None) -> str | None:
-    """The text to speak, from wherever it was given; None if phonemes were."""
-    given = [name for name, value in (("TEXT", text), ("--text-file", file), ("--phonemes", phonemes)) if value is not None]
-    if len(given) != 1:
-        raise InputError(f"give one of TEXT, --text-file and --phonemes, got {' and '.join(given) or 'none'}")
-    try:
-        if "-" in (text, str(file)):
-            return sys.stdin.buffer.read().decode("utf-8-sig")
-        return file.read_text(encoding="utf-8-sig") if file else text
-    except OSError as error:
-        raise InputError(f"cannot read the text {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the text is not UTF-8: {error}") from error
 
 
 def _check_outputs(output: Path, timestamps: Path | None, picture: Path | None) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kokoro_tvm.artifact import aligned_empty
-from kokoro_tvm.config import SAMPLE_RATE, SAMPLES_PER_FRAME, STYLE_ROWS
+from kokoro_tvm.config import SAMPLE_RATE, SAMPLES_PER_FRAME
 from kokoro_tvm.errors import CapacityError, InputError
 from kokoro_tvm.runtime import alignment
 from kokoro_tvm.runtime.audio import concatenate
@@ -23,7 +23,7 @@ from kokoro_tvm.runtime.backends import open_engine
 from kokoro_tvm.runtime.engine import Engine
 from kokoro_tvm.runtime.noise import source_noise
 from kokoro_tvm.runtime.text import windows
-from kokoro_tvm.runtime.text.g2p import G2P
+from kokoro_tvm.runtime.text.g2p import G2P, language_of
 from kokoro_tvm.runtime.text.timestamps import WordTimestamp, word_timestamps
 from kokoro_tvm.runtime.text.vocabulary import Vocabulary
 from kokoro_tvm.runtime.text.windows import Window
@@ -136,8 +136,16 @@ class Synthesizer:
                 self._g2p[lang, backend] = G2P(lang, backend)
             return self._g2p[lang, backend]
 
-    def windows(self, text: str | None = None, *, phonemes: str | None = None, lang: str = "a") -> list[Window]:
+    def windows(
+        self, text: str | None = None, *, phonemes: str | None = None, lang: str = "a", g2p: str = "auto"
+    ) -> list[Window]:
         """Splits a text, or phonemes given directly, into windows that fit the artifact.
+
+        Args:
+            text: The text; or give ``phonemes``.
+            phonemes: Phonemes instead of a text.
+            lang: Language code (a, b, e, f, h, i, j, p, z) or its alias.
+            g2p: How the text becomes phonemes, see ``text.g2p.G2P``.
 
         Raises:
             InputError: Not exactly one of the two is given, or nothing pronounceable is in it.
@@ -149,10 +157,10 @@ class Synthesizer:
             raise InputError(f"text must be a string, got {type(source).__name__}")
         if not source.strip():
             raise InputError("the text is empty")
-        limit = min(STYLE_ROWS, self.engine.manifest.seq_len - MARKERS)
+        limit = min(windows.LONGEST, self.engine.manifest.seq_len - MARKERS)
         found: list[Window] = []
         for paragraph in windows.paragraphs(source):
-            tokens = windows.phoneme_tokens(paragraph) if text is None else self.g2p(lang)(paragraph)
+            tokens = windows.phoneme_tokens(paragraph) if text is None else self.g2p(lang, g2p)(paragraph)
             found += windows.split(tokens, limit)
         found = [w for w in found if any(p in self.vocabulary and not p.isspace() for p in w.phonemes)]
         if not found:
@@ -166,8 +174,9 @@ class Synthesizer:
         voice: str | Voice | np.ndarray,
         speed: float = 1.0,
         seed: int = 0,
-        lang: str = "a",
+        lang: str | None = None,
         phonemes: str | None = None,
+        g2p: str = "auto",
     ) -> Speech:
         """Speaks a text of any length.
 
@@ -176,15 +185,16 @@ class Synthesizer:
             voice: A name, a path, a blend such as ``"af_heart:0.7,af_bella:0.3"``, or a table float32 [510, 1, 256].
             speed: 1 is the voice's own; 2 is twice as fast.
             seed: Of the noise in the source; the same seed gives the same samples.
-            lang: Language code (a, b, e, f, h, i, j, p, z) or its alias.
+            lang: Language code (a, b, e, f, h, i, j, p, z) or its alias; if None, the one that the voice's name begins with.
             phonemes: Phonemes instead of a text.
+            g2p: How the text becomes phonemes, see ``text.g2p.G2P``.
 
         Raises:
             InputError: The text, the speed or the seed cannot be used.
             VoiceError: The voice cannot be used.
             CapacityError: A window lasts longer than the artifact's capacity allows.
         """
-        pieces = list(self.stream(text, voice=voice, speed=speed, seed=seed, lang=lang, phonemes=phonemes))
+        pieces = list(self.stream(text, voice=voice, speed=speed, seed=seed, lang=lang, phonemes=phonemes, g2p=g2p))
         words, start = [], 0.0
         for piece in pieces:
             words += [replace(w, start=w.start + start, end=w.end + start) for w in piece.words]
@@ -206,14 +216,16 @@ class Synthesizer:
         voice: str | Voice | np.ndarray,
         speed: float = 1.0,
         seed: int = 0,
-        lang: str = "a",
+        lang: str | None = None,
         phonemes: str | None = None,
+        g2p: str = "auto",
     ) -> Iterator[Speech]:
         """Like ``synthesize``, one window at a time; their concatenation is what ``synthesize`` returns."""
         speed = alignment.check_speed(speed)
         source_noise(seed, 0)
         table = self.voices.load(voice)
-        for index, window in enumerate(self.windows(text, phonemes=phonemes, lang=lang)):
+        lang = lang or language_of(table.name) or "a"
+        for index, window in enumerate(self.windows(text, phonemes=phonemes, lang=lang, g2p=g2p)):
             encoded = self.vocabulary.encode(window.phonemes)
             decoder_style, prosody_style = table.style(len(window.phonemes))
             utterance = self.render(encoded.ids, decoder_style, prosody_style, speed=speed, seed=seed, window=index)

@@ -1,11 +1,11 @@
 """Graphemes to phonemes: text in one of Kokoro's nine languages to tokens in Kokoro's symbols.
 
-What it is: one interface over two backends. misaki is what the model was trained with; it is used for English, Japanese and
-Chinese where it is completely installed. espeak-ng speaks the other languages (as in the reference), and English where
-misaki is not usable, with its IPA rewritten into Kokoro's symbols. What it is not: a splitter (``windows``), or a downloader:
-nothing here touches the network.
+What it is: one interface over three backends. ``lexicon`` is our own front end for English, with the lexicons that the model was
+trained with (``text.english``). ``misaki`` is the reference's, for Japanese and Chinese, and for English where it is completely
+installed and asked for. ``espeak`` is espeak-ng for the other languages, as in the reference, its IPA rewritten into Kokoro's
+symbols. What it is not: a splitter (``windows``), or a downloader: nothing here touches the network.
 
-Words in brackets followed by phonemes, ``[Kokoro](/kˈOkəɹO/)``, are pronounced as given, with both backends.
+Words in brackets followed by phonemes, ``[Kokoro](/kˈOkəɹO/)``, are pronounced as given, with every backend.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kokoro_tvm.errors import InputError, ToolchainError
 from kokoro_tvm.runtime.text.windows import Token, normalize
+
+if TYPE_CHECKING:
+    from kokoro_tvm.runtime.text.english import Spoken
 
 LANGUAGES = {
     "a": "American English",
@@ -63,6 +66,8 @@ _ESPEAK_VOICES = {
     "p": "pt-br",
     "z": "cmn",
 }
+_LANGUAGES_OF = {"lexicon": "ab", "misaki": "abjz", "espeak": "abefhijpz"}
+"""Backends, the first that speaks a language being the one it gets unless another is asked for."""
 _MISAKI_EXTRAS = {"a": "en", "b": "en", "j": "ja", "z": "zh"}
 _MISAKI_PACKAGES = {
     "en": ("misaki", "num2words", "spacy", "en_core_web_sm"),
@@ -76,29 +81,36 @@ class G2P:
 
     Args:
         lang: A language code or alias, any case: a b e f h i j p z, or en-us en-gb es fr-fr hi it ja pt-br zh.
-        backend: ``"auto"`` takes misaki for English, Japanese and Chinese when it is usable without a download, and espeak-ng
-            otherwise; but not for Japanese and Chinese, where espeak-ng reads no kanji and loses tones: those need
-            ``"espeak"`` said explicitly.
+        backend: ``"auto"`` takes ``"lexicon"`` for English, ``"misaki"`` for Japanese and Chinese, and ``"espeak"`` for the
+            others. For Japanese and Chinese espeak-ng, which reads no kanji and loses tones, has to be asked for explicitly.
 
     Attributes:
         language: The one-letter code.
-        backend: The backend in use, ``"misaki"`` or ``"espeak"``.
-        reason: Why misaki is not in use, one line; empty when it is, or when the language has no part of its own in misaki.
+        backend: The backend in use.
 
     Raises:
-        InputError: Unknown language or backend.
+        InputError: Unknown language or backend, or a backend that does not speak the language.
         ToolchainError: The backend cannot be used; says what to install.
     """
 
-    def __init__(self, lang: str = "a", backend: Literal["auto", "misaki", "espeak"] = "auto") -> None:
+    def __init__(self, lang: str = "a", backend: Literal["auto", "lexicon", "misaki", "espeak"] = "auto") -> None:
         self.language = resolve_language(lang)
-        if backend not in ("auto", "misaki", "espeak"):
-            raise InputError(f"G2P backend is {backend!r}, expected 'auto', 'misaki' or 'espeak'")
-        self.reason = ""
+        if backend not in ("auto", *_LANGUAGES_OF):
+            raise InputError(f"G2P backend is {backend!r}, expected 'auto', {', '.join(map(repr, _LANGUAGES_OF))}")
+        if backend == "auto":
+            backend = next(name for name, languages in _LANGUAGES_OF.items() if self.language in languages)
+        if self.language not in _LANGUAGES_OF[backend]:
+            raise InputError(f"{backend} does not speak {LANGUAGES[self.language]}: use backend 'espeak', or 'auto'")
+        self.backend = backend
         self._lock = threading.Lock()
-        misaki = self._try_misaki(backend)
-        self.backend: Literal["misaki", "espeak"] = "misaki" if misaki else "espeak"
-        self._convert = misaki or _Espeak(self.language).tokens
+        self._convert: Callable[[str], list[Token]]
+        if backend == "lexicon":
+            self._english = _english(self.language)
+            self._convert = lambda text: _absorb_silent([_token(s) for s in self._english(text)])
+        elif backend == "misaki":
+            self._convert = _misaki_converter(self.language, _MISAKI_EXTRAS[self.language])
+        else:
+            self._convert = _Espeak(self.language).tokens
 
     def __call__(self, text: str) -> list[Token]:
         """Converts one paragraph; line breaks count as spaces.
@@ -110,27 +122,38 @@ class G2P:
         Raises:
             InputError: ``text`` is not a string, or holds kanji while espeak-ng speaks Japanese.
         """
-        if not isinstance(text, str):
-            raise InputError(f"text is {type(text).__name__}, expected str")
-        text = normalize(text)
+        text = _clean(text)
         with self._lock:
             return self._convert(text) if text else []
 
-    def _try_misaki(self, backend: str) -> Callable[[str], list[Token]] | None:
-        """misaki's converter, or None when espeak-ng takes over, with the reason noted."""
-        extra = _MISAKI_EXTRAS.get(self.language)
-        if backend == "espeak" or (backend == "auto" and extra is None):
-            return None
-        if extra is None:
-            raise InputError(f"misaki leaves {LANGUAGES[self.language]} to espeak-ng: use backend 'espeak', or 'auto'")
-        try:
-            return _misaki_converter(self.language, extra)
-        except ToolchainError as error:
-            if backend == "misaki" or extra != "en":
-                raise
-            self.reason = str(error)
-            _log.info("speaking %s through espeak-ng: %s", LANGUAGES[self.language], error)
-            return None
+    def explain(self, text: str) -> list[tuple[Token, str, str]]:
+        """The same with each token's part of speech and where its phonemes come from, as far as the backend tells.
+
+        Returns:
+            Tokens with a Penn Treebank tag (empty but for ``lexicon``) and a source, see ``english.frontend.Spoken``.
+        """
+        if self.backend != "lexicon":
+            return [(token, "", self.backend) for token in self(text)]
+        return [(_token(s), s.tag, s.source) for s in self._english(_clean(text))]
+
+
+def _clean(text: str) -> str:
+    if not isinstance(text, str):
+        raise InputError(f"text is {type(text).__name__}, expected str")
+    return normalize(text)
+
+
+def language_of(voice: str) -> str | None:
+    """The language a published voice speaks, by the first letter of its name, or of the first name in a blend.
+
+    Args:
+        voice: A specification such as ``"ef_dora"``, ``"voices/bm_george.bin"`` or ``"af_heart:0.7,af_bella:0.3"``.
+
+    Returns:
+        A one-letter code; None for a name of another form.
+    """
+    match = re.match(r"(?:.*[/\\#])?([a-z])[fm]_", voice.split(",")[0].strip())
+    return match[1] if match and match[1] in LANGUAGES else None
 
 
 def resolve_language(lang: str) -> str:
@@ -145,6 +168,32 @@ def resolve_language(lang: str) -> str:
         known = ", ".join(f"{c} ({alias})" for alias, c in ALIASES.items())
         raise InputError(f"language {lang!r} is unknown, expected one of {known}")
     return code
+
+
+# --- our English ---
+
+_GIVEN = re.compile(r"\[([^\[\]]+)\]\(/([^()/]+)/\)")
+
+
+def _english(language: str) -> Callable[[str], list[Spoken]]:
+    from kokoro_tvm.runtime.text.english import English
+
+    speak = English(language == "b")
+
+    def convert(text: str) -> list[Spoken]:
+        """Takes words out of their brackets and tells the front end how they are said."""
+        plain, given, at = "", {}, 0
+        for match in _GIVEN.finditer(text):
+            plain += text[at : match.start()]
+            given[len(plain), len(plain) + len(match[1])] = match[2]
+            plain, at = plain + match[1], match.end()
+        return speak(plain + text[at:], given)
+
+    return convert
+
+
+def _token(spoken: Spoken) -> Token:
+    return Token(spoken.text, spoken.phonemes, " " if spoken.space else "")
 
 
 # --- misaki ---
@@ -418,7 +467,7 @@ def _espeak_wrapper(voice: str) -> Any:
         from phonemizer.backend.espeak.wrapper import EspeakWrapper
     except ImportError as error:
         raise ToolchainError(
-            f"espeak-ng needs {error.name or error}: pip install phonemizer-fork espeakng-loader"
+            f"espeak-ng needs {error.name or error}: pip install 'kokoro-tvm[espeak]'"
         ) from error
     try:
         with _LOADING:
@@ -526,11 +575,22 @@ def _keep_joined(words: list[str], cuts: list[int], spoken: str) -> tuple[list[s
 
 
 def _absorb_silent(tokens: list[Token]) -> list[Token]:
-    """Gives the text of words without a sound to a neighbour, so that no doubled space stands for them."""
+    """Gives the text of tokens without a sound to a neighbour, so that no doubled space stands for them, and none is lost."""
     kept: list[Token] = []
+    silent = ""
     for token in tokens:
-        if kept and not (kept[-1].phonemes and token.phonemes):
+        token = replace(token, text=silent + token.text)
+        silent = ""
+        if token.phonemes:
+            kept.append(token)
+        elif token.whitespace and kept:
             last = kept.pop()
-            token = Token(last.text + last.whitespace + token.text, last.phonemes or token.phonemes, token.whitespace)
-        kept.append(token)
+            kept.append(Token(last.text + last.whitespace + token.text, last.phonemes, " "))
+        else:
+            silent = token.text + token.whitespace
+    if silent and kept:
+        last = kept.pop()
+        kept.append(Token(last.text + last.whitespace + silent.rstrip(), last.phonemes, ""))
+    elif silent:
+        kept.append(Token(silent.rstrip(), ""))
     return kept
