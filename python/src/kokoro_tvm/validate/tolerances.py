@@ -94,8 +94,9 @@ def _rounded(name: str, amplification: float, reason: str) -> Tolerance:
     """What bfloat16 products may cost.
 
     Rounding values with a normal distribution to 8 bits adds 0.18 of the squared unit roundoff to their power, 55.6 dB; a product
-    has two factors. Errors of layers in a row are independent, so their powers add up. Twice that power is allowed, as the
-    products of real layers are not quite independent.
+    has two factors. Errors of layers in a row are taken as independent, so that their powers add up, and twice that power is
+    allowed: a model of the network that was chosen with the outcome known. It tells a wrong kernel from a right one, and does
+    not say whether rounding can be heard: that is ``speech.gates``'s to judge.
 
     Args:
         name: For reports.
@@ -116,7 +117,8 @@ _ROUNDED_BF16 = {
 
 _HALF_DB = 55.0
 """What float16 products cost a layer, in dB: float32 PyTorch keeps 126 of one convolution, two factors of 11 bits leave 71.
-How errors grow from layer to layer is the model's doing, whatever their size: floors are float32's, less this."""
+How errors grow from layer to layer is the model's doing, whatever their size: floors are float32's, less this. As with bfloat16
+they tell a wrong kernel from a right one; whether it can be heard is for ``speech.gates``."""
 
 
 def _half(tolerance: Tolerance) -> Tolerance:
