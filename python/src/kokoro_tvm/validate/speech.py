@@ -184,7 +184,7 @@ def gates(results: Sequence[Result], dtype: str = "float32") -> list[Gate]:
         at_most("tokens of other duration", worst["tokens"], 0, "nothing that durations depend on is rounded, in any dtype"),
         at_most("lag, samples", worst["lag"], 0, "nothing delays: half a frame is 300 samples"),
         at_most("loudness, dB", worst["loudness_db"], 0.1, "a tenth of what listeners notice"),
-        at_most("peak, dB", worst["peak_db"], 1, "what listeners notice; another noise seed changes half of it"),
+        at_most("peak, dB", worst["peak_db"], 1, "what listeners notice; another noise seed changes up to 0.7"),
         at_most("offset", worst["offset"], 1e-3, "60 dB below full scale, where speech has its pauses"),
         at_most("F0, cents", worst["pitch_cents"], 5, "what trained listeners notice on steady tones"),
         at_most("F0 in error, % of frames", 100 * worst["pitch_errors"], 2, "frames at voicing's edge may fall on either side"),
