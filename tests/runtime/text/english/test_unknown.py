@@ -68,9 +68,20 @@ def test_as_a_plain_convolution(word):
         )
         x = x + np.maximum(sums, 0)
     weight, bias = model._out
-    best = (x @ weight + bias).reshape(unknown.SLOTS * len(x), -1).argmax(1)
-    symbols = [model.symbols[b - 1] for i, b in enumerate(best) if b and (i == 0 or b != best[i - 1])]
-    assert model(word) == unknown.one_stress("".join(symbols))
+    assert model(word) == model._best((x @ weight + bias).reshape(unknown.SLOTS * len(x), -1))
+
+
+def test_the_best_path_has_one_primary_stress():
+    """Of two primary stresses the likelier stays, and the other gives way to what is next best there."""
+    model = unknown.load(False)
+    place = {symbol: i + 1 for i, symbol in enumerate(model.symbols)}
+    scores = np.full((6, len(model.symbols) + 1), -9.0)
+    for slot, (first, second) in enumerate([("ˈ", "ˌ"), ("æ", "ɑ"), ("t", "d"), ("ˈ", "ˌ"), ("i", "ɪ"), ("n", "m")]):
+        scores[slot, [place[first], place[second]]] = -0.5, -2.0
+    scores[3, place["ˈ"]] = -0.4
+    assert model._best(scores) == "ˌætˈin"
+    scores[0, place["ˈ"]] = -0.3
+    assert model._best(scores) == "ˈætˌin"
 
 
 @pytest.mark.parametrize("word", ["", "123", "日本"])

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from kokoro_tvm.runtime.text.english.lexicon import PRIMARY, VOWELS
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
 SLOTS = 3
 """Places for a symbol, or none, that each letter has."""
@@ -21,7 +23,6 @@ LONGEST = 64
 """Letters of a word at most; what is longer is none."""
 _ROWS = 8
 """Letters in one matrix product: libraries leave products this small to one thread, and take longer to wake a second."""
-VOWELS = frozenset("AIOQWYaiuæɑɒɔəɛɜɪʊʌᵻ")
 _STRESSES_NOTHING = re.compile(f"[ˈˌ](?=[^{''.join(sorted(VOWELS))}ˈˌ]*(?:[ˈˌ]|$))")
 
 
@@ -67,8 +68,16 @@ class Unknown:
             x[:length] += np.maximum(sums[:length] + bias, 0)
         weight, bias = self._out
         scores = np.matmul(x.reshape(tiles, _ROWS, channels), weight).reshape(len(x), -1)[:length] + bias
-        best = scores.reshape(SLOTS * length, -1).argmax(1)
-        kept = best[(best > 0) & (np.diff(best, prepend=0) != 0)]
+        return self._best(scores.reshape(SLOTS * length, -1))
+
+    def _best(self, scores: np.ndarray) -> str:
+        """The best path through scores [SLOTS * L, symbols + 1] with one primary stress; repeated symbols are one."""
+        primary = self.symbols.index(PRIMARY) + 1
+        others = scores.copy()
+        others[:, primary] = -np.inf
+        path = others.argmax(1)
+        path[(scores[:, primary] - others.max(1)).argmax()] = primary
+        kept = path[(path > 0) & (np.diff(path, prepend=0) != 0)]
         return one_stress("".join(self.symbols[i - 1] for i in kept))
 
 
@@ -77,9 +86,10 @@ def _matrix(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def one_stress(phonemes: str) -> str:
-    """Leaves the first primary stress, and gives one to a word that has none: its secondary stress, else its first full vowel.
+    """A word with one primary stress.
 
-    A mark with no vowel before the next mark stresses nothing, and goes.
+    A mark with no vowel before the next mark stresses nothing, and goes. Of several primary stresses the first stays; where
+    there is none, the first secondary stress becomes it, else the first full vowel gets it.
     """
     phonemes = _STRESSES_NOTHING.sub("", phonemes)
     first = phonemes.find("ˈ")
