@@ -90,7 +90,8 @@ def test_words(american, word, phonemes):
         ("May 3", "May third"), ("Aug. 6", "August sixth"), ("2021-03-04", "March fourth twenty twenty one"), ("1/2", "one half"),
         ("2 3/4", "two and three quarters"), ("1939–1945", "nineteen thirty nine to nineteen forty five"),
         ("Henry VIII", "Henry the eighth"),
-        ("World War II", "World War two"), ("Chapter IV", "Chapter four"), ("Malcolm X", "Malcolm X"), ("No. 5", "number five"),
+        ("World War II", "World War two"), ("Chapter IV", "Chapter four"), ("Malcolm X", "Malcolm X"),
+        ("James I of England", "James the first of England"), ("No. 5", "number five"),
         ("555-0142", "five five five zero one four two"), ("Smith vs. Jones", "Smith versus Jones"),
         ("Gen. Grant", "General Grant"),
         ("22 Baker St., London", "twenty two Baker Street, London"), ("R&D", "R and D"),
@@ -101,6 +102,10 @@ def test_written_forms(american, written, spoken):
     """The same sounds as the words; "point" and the names of letters have a stress of their own."""
     plain = {ord(c): None for c in "ˈˌ"}
     assert say(american, written).translate(plain) == say(american, spoken).translate(plain)
+
+
+def test_a_pronoun_is_no_numeral(american):
+    assert say(american, "Tell James I think so.") == say(american, "Tell James") + " " + say(american, "I think so.")
 
 
 def test_addresses(american):

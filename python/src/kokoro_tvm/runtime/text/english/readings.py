@@ -236,11 +236,12 @@ def _number(written: str, *_: object) -> list[str]:
     return ["number", *whole(re.sub(r"\D", "", written))]
 
 
-def _king(written: str, *_: object) -> list[str]:
+def _king(written: str, text: str, start: int, end: int) -> list[str]:
     name, numeral = written.split(" ")
     value = roman(numeral)
-    # "Malcolm X" is no tenth; a single letter other than I and V is no numeral.
-    if value is None or numeral == "X" or (numeral == "I" and name in ("John", "Paul", "David")):
+    # "Malcolm X" is no tenth, and "I" is a numeral only where no verb can follow.
+    alone = re.match(r"[,.;:!?)”\"]|['’]s| of\b| and\b|$", text[end : end + 5])
+    if value is None or numeral == "X" or (numeral == "I" and not alone):
         return []
     return [name, "the", *ordinal(value)]
 
