@@ -88,9 +88,13 @@ def _texts(text: list[str] | None, count: int | None) -> list[str]:
 
 
 def _line(bench: Workbench, text: str, voice: str | None, speed: float, seed: int) -> Line:
+    from kokoro_tvm.runtime.text.g2p import language_of
     from kokoro_tvm.validate.speech import Line
 
-    return Line(text, bench.voice(voice).name, bench.utterances(text, None, voice, speed, seed))
+    name = bench.voice(voice).name
+    # The recogniser knows English alone; a British voice speaks it its own way.
+    lang = "b" if language_of(name) == "b" else "a"
+    return Line(text, name, bench.utterances(text, None, voice, speed, seed, lang))
 
 
 def _save(
