@@ -45,12 +45,19 @@ def missing_features(features: tuple[str, ...]) -> list[str]:
 
 
 def model_name() -> str:
-    """The CPU's name for reports."""
+    """The CPU's name for reports; with its family and model, where it has them: virtual machines hide the rest of a name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or machine()
-    return next((entry.partition(":")[2].strip() for entry in lines if entry.startswith("model name")), machine())
+    facts: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name", machine())
+    if "cpu family" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts.get('model', '?')})"
 
 
 def vector_features() -> str:
