@@ -30,7 +30,7 @@ SYNTAX_ONLY = ("Set up", "Run tests", "Demo")
 """Shell scripts that install or call the tests: calling them here would be a circle."""
 CHEAP = {
     "Build native code": lambda c: c.replace("build/native", "build/test-native").partition(" && ")[0],
-    "Run Python tests": lambda c: f"{c} --collect-only -q tests/runtime/test_text.py",
+    "Run Python tests": lambda c: f"{c} --collect-only -q tests/runtime/text/test_windows.py",
     "Lint": lambda c: c.replace("python tests", "--isolated --select F tests/test_vscode_tasks.py"),
 }
 """What stands for a long command; those not named here are asked for their help, with all their options given."""

@@ -30,7 +30,7 @@ from kokoro_tvm.artifact import (
 )
 from kokoro_tvm.errors import ArtifactError, ToolchainError
 from kokoro_tvm.runtime import cpu
-from kokoro_tvm.runtime.device import device_of
+from kokoro_tvm.runtime.device import Metal, device_of
 from kokoro_tvm.runtime.inputs import checked_inputs, checked_threads
 from kokoro_tvm.runtime.memory import keep_pages
 from kokoro_tvm.stages import COMPONENTS
@@ -116,6 +116,11 @@ class Engine:
         self._weights = {n: self._map_weights(n) for n in names}
         self._worker = _Worker()
         self._release = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its kernels are a GPU's."""
+        return isinstance(self._device, Metal)
 
     @property
     def description(self) -> str:

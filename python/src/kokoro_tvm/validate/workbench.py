@@ -98,8 +98,11 @@ class Workbench:
             operators[name] = self.operators(name)
         # ONNX Runtime merges neighbouring operators: put together one by one they give the same but for the last bits.
         build = Build(Artifact(engine), Rewrite(self.single.model, operators=operators), bitwise=isinstance(engine, Engine))
-        published = self.checkpoint.published and isinstance(engine, Engine)
-        return Subjects.around(self.double, self.single, build, dtype=engine.manifest.dtype, published=published)
+        gpu = isinstance(engine, Engine) and engine.on_gpu
+        return Subjects.around(
+            self.double, self.single, build, dtype=engine.manifest.dtype, yardstick=not gpu,
+            published=self.checkpoint.published and isinstance(engine, Engine) and not gpu,
+        )  # fmt: skip
 
     def bisect(self, component: str, utterance: Utterance) -> list[OperatorRecord]:
         """Every operator of a component on the reference's inputs for an utterance."""
